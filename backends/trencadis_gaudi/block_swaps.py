@@ -26,7 +26,7 @@ __all__ = ["THRESHOLDS", "BlockSwaps", "padded_length"]
 logger = logging.getLogger("trencadis.gaudi")
 
 THRESHOLDS = (8, 16, 32, 64, 128, 256, 512)
-"""Pairs of blocks that change places in one call; each is two copies."""
+"""Pairs of blocks that are swapped in one call; each pair is two copies."""
 
 
 def padded_length(num_copies: int) -> int:

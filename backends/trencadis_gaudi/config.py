@@ -26,7 +26,7 @@ DEFAULT_BLOCK_SIZE = 128
 _TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
 _FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 BLOCK_SIZES = (16, 128, 528, 768)
-"""Tokens per block that the attention kernels know."""
+"""Tokens per block that the attention kernels support."""
 
 
 def _lazy_or_compile(text: str) -> str:

@@ -42,7 +42,7 @@ _LAST_LAZY = (1, 19)
 _MODULE = "habana_frameworks.torch"
 _LAZY_COLLECTIVES = "PT_HPU_ENABLE_LAZY_COLLECTIVES"
 LOCAL_RANK = "TRENCADIS_LOCAL_RANK"
-"""Variable in the process of a rank; see ``trencadis_plugins.executor.ranks.process``."""
+"""Environment variable of a rank's process, set by ``trencadis_plugins.executor.ranks.process``."""
 
 
 def prepare(config: GaudiConfig) -> None:

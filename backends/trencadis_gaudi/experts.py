@@ -29,9 +29,9 @@ __all__ = ["ExpertsKernel", "dense_experts", "kernel_experts", "use_experts"]
 _DENSE, _KERNEL = "trencadis_dense", "trencadis_mixture"
 _ACTIVATIONS = ("silu", "gelu", "relu")
 _BY_DATA = ("DbrxExperts", "JetMoeParallelExperts")
-"""Experts that transformers 5.24 runs in one way only, with shapes that depend on the routing."""
+"""Classes of experts that transformers 5.24 can only run with shapes that depend on the routing."""
 _AT_ONCE = 8
-"""Experts of a matrix product: results of more would take memory for nothing."""
+"""Experts in one matrix product; more would only need more memory for results."""
 
 
 class ExpertsKernel(Protocol):

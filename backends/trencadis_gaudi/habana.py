@@ -46,7 +46,7 @@ NEEDED = (
     "internal.bridge_config.env_setting",
     "utils.internal.is_lazy",
 )
-"""What must be there in every mode, below ``habana_frameworks.torch``; lazy mode needs ``hpu.wrap_in_hpu_graph`` too."""
+"""Names below ``habana_frameworks.torch`` that every mode requires; lazy mode also requires ``hpu.wrap_in_hpu_graph``."""
 
 
 @attrs.frozen(kw_only=True)

@@ -88,7 +88,7 @@ EXPERTS = VendorKernel(
 )
 
 KERNELS = (SDPA, NORM, ROTARY, EXPERTS)
-"""All of them."""
+"""All kernels of the table."""
 
 
 class Kernels:

@@ -17,7 +17,7 @@ from trencadis_torch.device import to_device
 __all__ = ["GaudiPool", "pieces"]
 
 _SIZES = (32, 8, 1)
-"""Blocks of one copy."""
+"""Numbers of blocks in one copy."""
 
 
 def pieces(num_blocks: int) -> Iterator[slice]:

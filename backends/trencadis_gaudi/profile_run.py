@@ -25,7 +25,7 @@ __all__ = ["measure_activations", "profile_bucket"]
 logger = logging.getLogger("trencadis.gaudi")
 
 _MAX_EMULATED_TOKENS = 512
-"""More than this takes a CPU too long; the result is scaled up."""
+"""Maximum tokens of a profile run on the emulated device, for speed; the result is scaled up."""
 
 
 def profile_bucket(*, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int) -> Bucket:

@@ -25,7 +25,7 @@ NO_PROMPTS = PromptPlan(
     num_top=np.empty(0, np.int64),
     tokens=np.empty(0, np.int64),
 )
-"""Nothing is asked for."""
+"""Plan without positions."""
 
 
 def padded_plan(plan: PromptPlan, num_tokens: int) -> PromptPlan:

@@ -17,7 +17,7 @@ from trencadis_torch.attention.options import AttentionOptions
 __all__ = ["FLOOR", "BlockSoftmax", "block_softmax", "flat_attention", "one_hot", "peaks_of_owners", "slot_bias"]
 
 FLOOR = -1e30
-"""Stands for the maximum of scores where there are none: finite, so that differences of it are no NaN."""
+"""Maximum of an empty set of scores; finite, so that differences are not NaN."""
 
 
 class BlockSoftmax(NamedTuple):

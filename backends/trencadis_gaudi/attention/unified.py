@@ -22,7 +22,7 @@ from trencadis_torch.attention.options import AttentionOptions
 __all__ = ["QUERY_SLICE", "Part", "block_part", "causal_part", "dense_part", "merge_parts", "sink_part"]
 
 QUERY_SLICE = 512
-"""Queries whose scores are held at once: bounds the largest temporary."""
+"""Queries whose scores are computed at once, which bounds the largest temporary."""
 
 
 class Part(NamedTuple):

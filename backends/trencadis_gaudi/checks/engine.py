@@ -22,7 +22,7 @@ __all__ = ["compiles_nothing", "falls_back_nowhere", "greedy", "ranks_serve", "s
 _GREEDY: dict[str, Any] = {"temperature": 0.0}
 _SEEDED: dict[str, Any] = {"temperature": 0.8, "seed": 1}
 _REQUESTS = ((_GREEDY, 5), (_GREEDY, 110), (_GREEDY, 60), (_SEEDED, 7), (_SEEDED, 150), (_SEEDED, 90))
-"""Sampling and length of the prompt."""
+"""Sampling parameters and prompt length of each request."""
 _MAX_TOKENS = 16
 _LEAST_GREEDY, _LEAST_SEEDED = 0.5, 0.25
 _NOTHING = Found(None, "not tested: no engine has served")

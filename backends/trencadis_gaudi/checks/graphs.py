@@ -15,7 +15,7 @@ from trencadis_gaudi.memory import format_bytes
 __all__ = ["compile_only", "costs", "layers", "marks", "replay"]
 
 _CLOSE = 0.01
-"""Relative error of a whole result, float32."""
+"""Largest relative error of a result, float32."""
 
 
 class _Layer(torch.nn.Module):

@@ -23,7 +23,7 @@ from trencadis_torch.cache.kv_cache import AttentionLayer
 __all__ = ["cache", "experts", "fp8", "fused_sdpa", "norm", "rotary", "swaps"]
 
 _LARGEST_DIFFERENCE = 0.03
-"""Of an attention output in bfloat16; values are normal."""
+"""Largest difference of an attention output in bfloat16, with normally distributed values."""
 _LARGEST_ERROR = 0.02
 _LARGEST_FP8_ERROR = 0.1
 """Weights and inputs are rounded to four significant bits each: 4 % was measured on the emulated device."""

@@ -103,7 +103,7 @@ OPERATIONS: dict[str, Callable[[Inputs], Any]] = {
     "zeros": lambda t: torch.zeros((8, 64), device=t["x"].device) + t["x"],
     "zeros_like": lambda t: torch.zeros_like(t["x"]) + t["y"],
 }
-"""Operations of PyTorch by name: a computation that needs them, on the device of its inputs."""
+"""Computation that uses each PyTorch operation, by name, on the device of its inputs."""
 
 
 @on_device

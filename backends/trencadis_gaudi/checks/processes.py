@@ -27,7 +27,7 @@ __all__ = ["CHILD", "run_group"]
 CHILD = (sys.executable, "-P", "-m", "trencadis_gaudi.checks.child")
 _MOST_DEATHS = 3
 _EXIT_S = 60.0
-"""How long a process may take to end after its last check."""
+"""Time limit for the end of a process after its last check, seconds."""
 _TAIL_LINES = 3
 
 

@@ -8,7 +8,7 @@ __all__ = ["GROUPS", "MODES", "START", "TABLE", "checks_of"]
 
 MODES = ("lazy", "compile", "eager")
 GROUPS = ("software", *MODES, "cards")
-"""Processes: the mode of the Gaudi software is fixed when torch is imported."""
+"""Groups of checks, each in its own process, since the mode of the Gaudi software is fixed when torch is imported."""
 
 START = Check(
     name="process",
@@ -18,7 +18,7 @@ START = Check(
     expects="it reaches its first check, and ends with exit code 0",
     means="The software crashes outside of any check, or hangs: see the end of its output, and dmesg.",
 )
-"""The process itself."""
+"""Check of the process itself."""
 
 _LAZY, _COMPILE = ("lazy",), ("compile",)
 _GRAPHS = ("lazy", "compile")

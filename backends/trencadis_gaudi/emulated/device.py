@@ -13,7 +13,7 @@ __all__ = ["EmulatedDevice", "EmulatedDeviceError", "EmulatedMemoryError"]
 logger = logging.getLogger("trencadis.gaudi")
 
 RECIPE_BYTES = 64 * 1024
-"""Memory of a compiled graph beside its workspace."""
+"""Memory of a compiled graph without its workspace, bytes."""
 
 
 class EmulatedDeviceError(BackendError):

@@ -22,7 +22,7 @@ _SCHEMAS = (
     "fp8_gemm_v2(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor? D, ScalarType out_dtype, Tensor? A_scale_inv=None, "
     "Tensor? B_scale_inv=None, Tensor? bias=None, bool accumulate=False, int[]? B_scale_shape=None) -> Tensor",
 )
-"""Bridge 1.19, habana_eager/eager_custom_op_register.cpp."""
+"""Schemas. Source: bridge 1.19, habana_eager/eager_custom_op_register.cpp."""
 
 _WIDE = (torch.float32, torch.bfloat16)
 

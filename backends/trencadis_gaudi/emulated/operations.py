@@ -19,12 +19,12 @@ def _names(names: str) -> frozenset[str]:
 
 _HOST_READS = _names("_local_scalar_dense item equal is_nonzero")
 _DATA_SHAPED = _names("nonzero masked_select _unique2 unique_dim unique_consecutive bincount")
-"""Operations whose result the host reads, and those whose shape depends on what is in their tensors."""
+"""Operations whose result the host reads, or whose shape depends on the values of their tensors."""
 
 _FREE = _names(
     "_local_scalar_dense item detach alias lift_fresh empty empty_strided empty_like new_empty new_empty_strided"
 )
-"""Names, memory and reads, which need no recipe."""
+"""Operations on names, memory and reads, which need no recipe."""
 
 _DRAWS = _names(
     "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal normal_ poisson rand rand_like randint "
@@ -34,7 +34,7 @@ _EXACT = _names(
     "argmax argmin argsort cat clamp clamp_ clone flip gather index index_copy index_copy_ index_put index_put_ index_select "
     "masked_fill masked_fill_ max maximum min minimum ones_like repeat roll scatter scatter_ sort stack topk where zeros_like zero_"
 )
-"""Operations that choose among values which the narrow type holds already, or small ones."""
+"""Operations whose results fit into the narrow type: they select existing values, or give small ones."""
 
 _ALIASES = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 

@@ -29,7 +29,7 @@ from trencadis_gaudi.emulated.tensor import CPU, HpuTensor, active, is_hpu, regi
 __all__ = ["Recorder", "Recording"]
 
 _NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
-"""Types that lazy mode computes in another one, whatever type a tensor reports."""
+"""Types that lazy mode computes in a narrower one, although tensors report the wide type."""
 
 
 class Recording:

@@ -114,7 +114,7 @@ def is_hpu(value: Any) -> bool:
 # ------------------------------------------------------------------------------------------------- registration
 
 active: ContextVar[OperationHandler | None] = ContextVar("active", default=None)
-"""Of the thread: where factories put their tensors."""
+"""Handler of the device on which factories of the current thread make tensors."""
 
 _made: list[weakref.ref[OperationHandler]] = []
 
@@ -170,7 +170,7 @@ _FACTORIES = (
     _ATEN.scalar_tensor.default,
     _ATEN.zeros.default,
 )
-"""What makes tensors out of numbers; PyTorch composes others of these."""
+"""Factory operations; PyTorch composes all others of these."""
 
 _library: Any = None
 

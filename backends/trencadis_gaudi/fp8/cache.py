@@ -22,7 +22,7 @@ __all__ = ["cache_layers"]
 logger = logging.getLogger("trencadis.gaudi")
 
 _ATTENTION = re.compile(r"(attn|attention)$")
-"""Names of modules that have a layer of the cache; a decoder layer may have its number too."""
+"""Names of modules with a cache layer; decoder layers may have a ``layer_idx`` too."""
 
 
 def cache_layers(

@@ -22,11 +22,11 @@ __all__ = ["DynamicLinear", "StaticLinear", "quantise_linears"]
 logger = logging.getLogger("trencadis.gaudi")
 
 _ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)(\.|$)")
-"""Names of layers that choose experts."""
+"""Names of layers that route tokens to experts."""
 _PART = ".local"
-"""End of the name of a layer that is one rank's part of the layer before it; see ``trencadis_torch.parallel.modules``."""
+"""Suffix of the name of one rank's part of a layer, as set by ``trencadis_torch.parallel.modules``."""
 _LEAST = 1e-8
-"""Taken for the largest magnitude of a token that is nearly zero."""
+"""Lower bound of the largest magnitude of a token."""
 
 
 class _Fp8Linear(nn.Module):

@@ -33,7 +33,7 @@ _FUSED: Final = {
     **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
 }
 _CACHES: Final = ("", ".attn.impl", ".attn", ".impl")
-"""Between an attention module and its ``k_cache``: optimum-habana's, vLLM's."""
+"""Path from an attention module to the parent of its ``k_cache``, in optimum-habana and vLLM."""
 _HINT: Final = (
     "[backend.gaudi] fp8_measurements must name a measurement of this model; fp8_exclude leaves layers as they are."
 )

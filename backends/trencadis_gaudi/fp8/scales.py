@@ -33,7 +33,7 @@ FP8: Final = torch.float8_e4m3fn
 
 _WEIGHT_BACKOFF, _ACTIVATION_BACKOFF = 0.5, 0.25
 _SMALLEST, _LARGEST = -126, 126
-"""Exponents of powers of two that float32 holds with their inverses."""
+"""Exponents of powers of two that float32 represents together with their inverses."""
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ import torch
 __all__ = ["agrees", "drawn", "why_wrong"]
 
 _LEAST = 1e-5
-"""Difference, over the largest value, of float32 sums in another order."""
+"""Tolerance relative to the largest value, for float32 sums in another order."""
 
 
 def agrees(found: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -22,10 +22,10 @@ __all__ = ["CONFIGURATIONS", "dummy_drafts", "sampler_sizes", "warm_up_sampler"]
 logger = logging.getLogger("trencadis.gaudi")
 
 CONFIGURATIONS = ((0.0, 1.0, 0), (1.0, 1.0, 0), (0.7, 0.9, 50), (0.3, 0.95, 20), (1.2, 0.8, 100), (0.8, 0.85, 0))
-"""Temperature, top-p and top-k; each once with rows that start and once with rows that go on."""
+"""Temperature, top-p and top-k; each is used once with starting and once with continuing rows."""
 
 Sample = Callable[[int, int, SamplingParams | None], None]
-"""Samples a number of sequences with a number of logits rows each; None leaves the parameters as they were."""
+"""Samples (number of sequences, logits rows of each, parameters); None keeps the previous parameters."""
 
 
 def sampler_sizes(buckets: Iterable[Bucket]) -> list[tuple[int, int]]:

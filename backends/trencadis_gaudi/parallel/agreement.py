@@ -45,7 +45,7 @@ class Agreement:
 
 
 ONE_RANK: Final = Agreement()
-"""That of a backend without others."""
+"""Agreement of a single rank."""
 
 
 def _gathered(numbers: list[int], group: Collective) -> list[list[int]]:

@@ -19,7 +19,7 @@ from trencadis.interfaces import Collective
 __all__ = ["HostGroup"]
 
 _MOST_S: Final = 900.0
-"""A rank may compile for minutes while others are done. One whose process ends is noticed at once."""
+"""Timeout, seconds; long, since a rank may compile for minutes, while the end of a process is noticed at once."""
 
 
 class HostGroup(Collective):

@@ -59,4 +59,4 @@ FEATURES: Final = (
         refused=_REFUSED,
     ),
 )
-"""In the order of the documentation."""
+"""Features in the order of the documentation."""
