@@ -54,7 +54,7 @@ def _check_environment(habana: Habana, environ: Mapping[str, str]) -> None:
     """Check that graphs of lazy mode may contain collectives.
 
     Raises:
-        BackendError: They may not.
+        BackendError: Graphs may not contain collectives.
     """
     if habana.is_lazy and not holds_collectives(environ):
         given = environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "(not set)")

@@ -69,7 +69,7 @@ def _check_chains(rows: list[BlockRequest], name: str) -> None:
     """Refuse block ids that appear after different predecessors, since such ids do not identify a prefix.
 
     Raises:
-        ConfigError: With the first such id.
+        ConfigError: There is such an id; the message names the first one.
     """
     before: dict[int, int | None] = {}
     for row in rows:

@@ -268,7 +268,7 @@ def _serve(
         beside: Second engine to step meanwhile, if it holds blocks for this prompt.
 
     Raises:
-        StepFailedError: It failed.
+        StepFailedError: The request failed.
     """
     params = SamplingParams(max_tokens=_OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
     start_s, start_cpu_s = time.perf_counter(), time.process_time()

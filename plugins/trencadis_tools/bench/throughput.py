@@ -143,7 +143,7 @@ def _prompts(workload: ThroughputWorkload, model: ModelFacts, max_model_len: int
     """Return one prompt for the warm-up and one for each request.
 
     Raises:
-        InvalidRequestError: They would not fit the model.
+        InvalidRequestError: The prompts would not fit the model.
     """
     length = workload.input_len + workload.output_len
     if length > max_model_len:

@@ -156,7 +156,7 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse contradicting flags.
 
     Raises:
-        ConfigError: With what to write instead.
+        ConfigError: Flags contradict each other; the message says what to write instead.
     """
     if args.strategy and args.compare:
         raise ConfigError("trencadis buckets: --strategy and --compare exclude each other.", hint="Give one of them.")

@@ -51,7 +51,7 @@ def candidates_of(
 
     Raises:
         ConfigError: There are fewer than two arguments, two are equal, or one cannot be used.
-        PluginError: A component that no plugin offers.
+        PluginError: No plugin offers a component of that name.
     """
     if len(arguments) < 2:
         raise ConfigError(
@@ -128,7 +128,7 @@ def restored(
     Raises:
         ImportPathRefusedError: A value that does not come from the operator is an import path.
         ConfigError: A value cannot be used.
-        PluginError: A component that no plugin offers.
+        PluginError: No plugin offers a component of that name.
     """
     resolved, registry = load_with_plugins(
         environ={},
@@ -149,7 +149,7 @@ def described(name: str, resolved: ResolvedConfig, registry: Registry, *, may_im
         may_import: Whether the values come from the operator, so that import paths in them are followed.
 
     Raises:
-        PluginError: A component that no plugin offers.
+        PluginError: No plugin offers a component of that name.
     """
     secrets = {setting.path for setting in resolved.settings if setting.secret}
     given = {

@@ -107,7 +107,7 @@ def candidates_in(arguments: Arguments, *, may_import: bool = False) -> list[Can
     Raises:
         ImportPathRefusedError: A value that does not come from the operator is an import path.
         ConfigError: A value cannot be used.
-        PluginError: A component that no plugin offers.
+        PluginError: No plugin offers a component of that name.
     """
     return [restored(name, given, may_import=may_import) for name, given in arguments.configs]
 

@@ -51,7 +51,7 @@ _A_MODEL: Final = "Give a directory with config.json, a hub id such as Qwen/Qwen
 
 
 class Division(enum.Enum):
-    """How a tensor is divided over the ranks of a stage."""
+    """Division of a tensor over the ranks of a stage."""
 
     WHOLE = "every rank has all of it"
     EVEN = "in equal parts"

@@ -20,8 +20,7 @@ class StandIns:
 
     Args:
         recorded: Recorded requests by number.
-        ends_by_token: Whether every output ends with an end-of-sequence token after the recorded length, even if a client ended the
-            request.
+        ends_by_token: Whether every output ends with ``EOS`` at its recorded length, even if a client ended the request.
 
     Attributes:
         recorded: Recorded requests by number.

@@ -192,7 +192,7 @@ class Trials:
 
         Raises:
             ConfigError: A value cannot be used.
-            PluginError: A component that no plugin offers.
+            PluginError: No plugin offers a component of that name.
         """
         start = self._start
         return restored(start.name, {**(assumed or {}), **start.given, **changes}, may_import=start.may_import)
