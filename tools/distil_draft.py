@@ -34,7 +34,9 @@ PROMPT_LENGTHS = (8, 96)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the training from the command line; return the exit status."""
-    options = _parse(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     target, draft = (
@@ -42,15 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("target", "draft")
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(options.demo / "draft", local_files_only=True)
-    answers = _answers(options, target, tokenizer)
+    answers = kept_answers(options, target, tokenizer)
     budget = Budget(steps=options.steps, seconds=options.minutes * 60, learning_rate=PEAK_LEARNING_RATE, dropout=0.0)
-    steps, seconds = imitate(draft, say(target, answers, seed=options.seed), budget, seed=options.seed, log=_log)
-    save_model(draft.eval(), tokenizer, options.demo / "distilled", torch.bfloat16)
-    _log(f"{steps} steps in {seconds / 60:.1f} minutes over {sum(map(len, answers)):,} tokens")
+    steps, seconds = imitate(draft, say(target, answers, seed=options.seed), budget, seed=options.seed, log=log)
+    save_model(draft.eval(), tokenizer, options.out or options.demo / "distilled", torch.bfloat16)
+    log(f"{steps} steps in {seconds / 60:.1f} minutes over {sum(map(len, answers)):,} tokens")
     return 0
 
 
-def _answers(
+def kept_answers(
     options: argparse.Namespace, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> list[list[int]]:
     """Return the kept answers, or write them first."""
@@ -58,7 +60,7 @@ def _answers(
     if kept is not None and kept.exists():
         found: list[list[int]] = json.loads(kept.read_text(encoding="utf-8"))
         return found
-    answers = write_answers(target, _prompts(options, tokenizer), seed=options.seed, log=_log)
+    answers = write_answers(target, _prompts(options, tokenizer), seed=options.seed, log=log)
     if kept is not None:
         kept.write_text(json.dumps(answers), encoding="utf-8")
     return answers
@@ -73,23 +75,24 @@ def _prompts(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) ->
     return [*questions, *beginnings]
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a tool that teaches a drafter what the target writes."""
     parser.add_argument("--corpus", type=Path, required=True, help="directory of .txt files")
     parser.add_argument("--questions", type=Path, required=True, help="a JSON object a line with a question")
     parser.add_argument(
         "--demo", type=Path, default=Path("core/trencadis/demo"), help="directory with target/ and draft/"
     )
+    parser.add_argument("--out", type=Path, help="directory of the result; by default beside the target")
     parser.add_argument("--prompts", type=int, default=1319, help="most questions, and as many other prompts")
     parser.add_argument("--answers", type=Path, help="file to keep the target's answers in, and to read them from")
     parser.add_argument("--steps", type=int, default=UNLIMITED_STEPS, help="most optimiser steps")
     parser.add_argument("--minutes", type=float, default=15.0, help="training time, without the writing of answers")
     parser.add_argument("--seed", type=int, default=0, help="seed of prompts, draws and orders")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    return parser.parse_args(arguments)
 
 
-def _log(line: str) -> None:
+def log(line: str) -> None:
+    """Write a line with the time."""
     print(time.strftime("%H:%M:%S"), line, flush=True)
 
 

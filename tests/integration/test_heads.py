@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -49,6 +50,32 @@ def test_drafts_are_those_of_the_reference(verifier: Path, head: Path, layers: s
     plain.close()
     check_drafts(asked, verifier, head, every=7)
     assert not asked.num_missing
+
+
+@pytest.mark.representatives(4)
+@pytest.mark.kept_in_ci(4)
+@pytest.mark.parametrize("scene", ["float32", "bfloat16", "shared embeddings", "another length each"])
+def test_drafts_made_in_one_call_are_those_made_one_by_one(tmp_path: Path, scene: str) -> None:
+    """Texts longer than what attention weighs together; caches that are read as they are and decoded ones."""
+    verifier = save_verifier(tmp_path / "verifier", tie_word_embeddings=scene == "shared embeddings")
+    head = save_head(tmp_path / "head", own_format=scene == "shared embeddings")
+    drafts = []
+    for in_one_call in (True, False):
+        kept = "bfloat16" if scene == "bfloat16" else "auto"
+        engine = open_engine(verifier, head, backend={"torch": {"kv_dtype": kept}})
+        drafter = engine._executor._rank.backend._drafter
+        assert drafter._head.loop is not None
+        if not in_one_call:
+            drafter._head.loop = None
+        if scene == "another length each":
+            length = engine._drafting._length.strategy
+            length.choose = lambda view: 1 + (view.slots + len(view.slots)) % view.max_draft_tokens
+        asked = Asked(engine)
+        serve(engine, attrs.evolve(GREEDY, max_tokens=90))
+        engine.close()
+        drafts.append(asked.drafts)
+    assert len(drafts[0]) > 200
+    assert drafts[0] == drafts[1]
 
 
 @pytest.mark.parametrize("keeps_normed", [False, True])

@@ -25,6 +25,7 @@ from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.cache.storage import decode
 from trencadis_torch.device import to_device
+from trencadis_torch.heads.loop import DraftLoop
 from trencadis_torch.rows import Rows
 
 __all__ = ["Attend", "Head", "HeadDrafter"]
@@ -39,6 +40,11 @@ class Head(Protocol):
     @property
     def layer(self) -> AttentionLayer:
         """Its layer of the KV cache."""
+        ...
+
+    @property
+    def loop(self) -> DraftLoop | None:
+        """Makes several drafts in one call; None: they are made one by one."""
         ...
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
@@ -116,9 +122,13 @@ class HeadDrafter:
         if not len(chosen):
             return found
         hidden = torch.stack([one for one in held if one is not None])
-        most = int(batch.num_drafts[chosen].max())
-        drafts = self._continued(hidden, batch.rows[chosen], batch.positions[chosen], most).cpu().numpy()
-        found[chosen, :most] = np.where(np.arange(most) < batch.num_drafts[chosen, None], drafts, -1)
+        rows, newest, counts = batch.rows[chosen], batch.positions[chosen], batch.num_drafts[chosen]
+        most = int(counts.max())
+        if self._head.loop is None:
+            drafts = self._continued(hidden, rows, newest, most).cpu().numpy()
+        else:
+            drafts = self._in_one_call(self._head.loop, hidden, rows, newest, counts)
+        found[chosen, :most] = np.where(np.arange(most) < counts[:, None], drafts, -1)
         return found
 
     # ------------------------------------------------------------------------------------------------- innards
@@ -148,6 +158,20 @@ class HeadDrafter:
             found.append(token)
             position = position + 1
         return torch.stack(found, 1)
+
+    def _in_one_call(
+        self, loop: DraftLoop, hidden: torch.Tensor, rows: Int32Array, newest: Int32Array, counts: Int32Array
+    ) -> Int32Array:
+        """Return the same drafts as :meth:`_continued`, int32 ``[B, most]``; what is beyond a sequence's number does not count."""
+        row = torch.from_numpy(rows.astype(np.int64))
+        tokens = self._tokens(row, torch.from_numpy(newest.astype(np.int64)) + 1)
+        cached, tables = self._cache.layer(self._head.layer.index), self._rows.tables
+        if cached[0].dtype is not torch.float32:
+            # As if every text were one block.
+            cached = self._context(row, int(newest.max()) + 1, 1, torch.float32)
+            rows = np.arange(len(rows), dtype=np.int32)
+            tables = torch.from_numpy(rows[:, None].copy())
+        return loop.draft(hidden, tokens, newest, counts, cached=cached, tables=tables, rows=rows)
 
     def _context(
         self, row: torch.Tensor, length: int, most: int, dtype: torch.dtype

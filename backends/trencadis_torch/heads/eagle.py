@@ -23,9 +23,11 @@ from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.heads.checkpoint import HeadFiles
 from trencadis_torch.heads.drafter import Attend
+from trencadis_torch.heads.loop import HeadParts, draft_loop
 from trencadis_torch.linear.heads import Heads
 from trencadis_torch.linear.held import FloatWeight
 from trencadis_torch.linear.native import ACTIVATIONS, Native
+from trencadis_torch.linear.native_decoder import native_decoder
 from trencadis_torch.linear.packed import pack
 from trencadis_torch.loading.positions import max_positions
 from trencadis_torch.rows import DRAFT_MARGIN
@@ -48,6 +50,7 @@ class Eagle(nn.Module):
 
     Attributes:
         layer: The layer of the KV cache that holds its keys and values.
+        loop: Makes several drafts in one call; None: they are made one by one.
     """
 
     def __init__(
@@ -94,6 +97,17 @@ class Eagle(nn.Module):
             dtype=cache_dtype or self._dtype,
         )
         self._weights = {}
+        parts = HeadParts(
+            linear=(self._qkv, self._out, self._gate_up, self._down, self._head),
+            norms=(self._embedding_norm, self._hidden_norm, self._mlp_norm, self._final_norm),
+            eps=self._eps,
+            embeddings=self._embed,
+            heads=self._heads,
+            keeps_normed=self._keeps_normed,
+            angles=(self._cosines, self._sines),
+            target_ids=self._target_ids,
+        )
+        self.loop = None if self._native is None else draft_loop(parts, native_decoder())
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         """Return h of tokens, ``[T, H]``, from the model's hidden states ``[T, S]``."""

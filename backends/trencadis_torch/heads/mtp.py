@@ -54,6 +54,9 @@ class MtpHead:
         layer: The layer of the KV cache that holds its keys and values.
     """
 
+    loop = None
+    """Drafts are made one by one."""
+
     def __init__(self, mtp: Any, norm: nn.Module, *, layer_index: int, cache_dtype: torch.dtype | None) -> None:
         self._mtp, self._norm = mtp, norm
         weight = mtp.layers[0].eh_proj.weight

@@ -51,12 +51,19 @@ struct Layer {
     Mixture mixture;                                                    // gate_up and down are beside its experts, or have no outputs
 };
 
+// What a head's layer begins with: the token's embedding beside the hidden state that is handed in.
+struct Joined {
+    Norm embedding_norm, hidden_norm;
+    int64_t keeps_normed;  // attention's output is added to the normed hidden state; else to the one before
+};
+
 struct Decoder {
     const Layer* layers;
     Product head;
     Norm embedding_norm, final_norm;
     const float* embeddings;  // [V, H]; null: rows of the table
     const Product* table;     // packed; null: the head
+    const Joined* joined;     // null: a layer begins with hidden states
     int64_t num_layers, hidden_size, num_embeddings;
     double embedding_scale;
 };
@@ -80,6 +87,7 @@ struct Pass {
     float *qkv, *attended, *gated, *wide, *logits;     // [T, W], [T, H D], [T, I], [T, 2 I], [L, V]
     float* mixed;          // [T, H] of experts, then [T]
     void* mixing;          // see Mixing
+    float* joined;         // [T, 2 H]; hidden has what a head begins with
     uint8_t* bytes;        // [T, widest], of rows that are quantised
     float* scratch;        // of each thread
     double* seconds;       // CPU time of the first thread, added by part; null: not measured
@@ -103,10 +111,26 @@ struct Guesses {
     double scale, softcap;                 // what logits are multiplied by before they are probabilities, and bounded by; 0: by nothing
 };
 
+// Drafts of a head, which attend to a text in the cache and to the drafts before. Those with most drafts come first.
+struct Drafts {
+    const float *keys, *values;            // of texts [blocks, block_size, KV, D]
+    const int32_t *tables, *rows;          // block tables [rows, table_stride], row of each sequence [B]
+    const int32_t* lengths;                // tokens of its text that it attends to [B]
+    float *draft_keys, *draft_values;      // [most counts, B, KV, D]
+    const int32_t* counts;                 // drafts of each, falling [B]
+    int64_t *token_ids, *positions;        // of the newest tokens [B]; the pass reads these arrays
+    int32_t* tokens;                       // all drafts [most counts, B]
+    const int64_t* target_ids;             // token of each draft token; null: the same number
+    const float* qkv;                      // of the pass, like attended
+    float* attended;
+    int64_t table_stride, block_size, num_sequences, num_heads, num_kv_heads, head_dim;
+    int64_t count, step;                   // sequences that are left, drafts before
+};
+
 int64_t widest_input(const Decoder& d) {
     int64_t widest = d.hidden_size;
     for (int64_t i = 0; i < d.num_layers; ++i)
-        for (int64_t inputs : {d.layers[i].out.num_inputs, d.layers[i].down.num_inputs})
+        for (int64_t inputs : {d.layers[i].qkv.num_inputs, d.layers[i].out.num_inputs, d.layers[i].down.num_inputs})
             widest = inputs > widest ? inputs : widest;
     return whole(widest, 16);
 }
@@ -209,19 +233,30 @@ class Member {
     }
 
     void embed() {
-        const float scale = static_cast<float>(d.embedding_scale);
+        const int64_t size = d.hidden_size;
 #pragma omp for schedule(static)
         for (int64_t m = 0; m < rows; ++m) {
-            const int64_t id = p.token_ids[m];
-            float* row = hidden + m * d.hidden_size;
-            if (d.embeddings) {
-                for (int64_t k = 0; k < d.hidden_size; ++k) row[k] = d.embeddings[id * d.hidden_size + k] * scale;
-            } else {
-                read_row(d.table ? *d.table : d.head, id, scale, row);
+            float* const row = hidden + m * size;
+            if (!d.joined) {
+                embed(p.token_ids[m], d.embedding_norm, row);
+                continue;
             }
-            if (d.embedding_norm.weight) apply(d.embedding_norm, row, d.hidden_size, row);
+            float* const both = p.joined + 2 * m * size;
+            embed(p.token_ids[m], d.joined->embedding_norm, both);
+            apply(d.joined->hidden_norm, row, size, both + size);
+            if (d.joined->keeps_normed) std::memcpy(row, both + size, static_cast<size_t>(size) * sizeof(float));
         }
         mark(EMBEDDINGS);
+    }
+
+    void embed(int64_t id, const Norm& norm, float* row) const {
+        const float scale = static_cast<float>(d.embedding_scale);
+        if (d.embeddings) {
+            for (int64_t k = 0; k < d.hidden_size; ++k) row[k] = d.embeddings[id * d.hidden_size + k] * scale;
+        } else {
+            read_row(d.table ? *d.table : d.head, id, scale, row);
+        }
+        if (norm.weight) apply(norm, row, d.hidden_size, row);
     }
 
     static void apply(const Norm& norm, const float* x, int64_t size, float* out) {
@@ -233,7 +268,8 @@ class Member {
     // Queries, keys and values of all tokens.
     void heads(const Layer& layer) {
         const int64_t size = layer.head_dim, stride = layer.qkv.num_outputs, turned = layer.num_heads + layer.num_kv_heads;
-        const Input in = input(hidden, d.hidden_size, layer.qkv, layer.attention_norm);
+        const Input in = d.joined ? input(p.joined, 2 * d.hidden_size, layer.qkv)
+                                  : input(hidden, d.hidden_size, layer.qkv, layer.attention_norm);
         const Linear linear{layer.qkv.bias, p.qkv, stride, stride, layer.qkv.num_inputs};
         const Heads found{layer.num_heads, layer.num_kv_heads, size, layer.query_norm, layer.key_norm,
                           static_cast<float>(layer.head_eps), layer.how};
@@ -510,12 +546,90 @@ int64_t choose(const Guesses& g, float* logits, int64_t count, int64_t step, flo
     return count;
 }
 
+constexpr int64_t SEEN = 64;  // keys that are weighed together
+
+float dot(const float* x, const float* y, int64_t size) {
+    Floats sums = {};
+    int64_t k = 0;
+    for (; k + LANES <= size; k += LANES) sums += load(x + k) * load(y + k);
+    float total = 0.0f;
+    for (int i = 0; i < LANES; ++i) total += sums[i];
+    for (; k < size; ++k) total += x[k] * y[k];
+    return total;
+}
+
+// A softmax over keys that come some at a time. Source: Milakov and Gimelshein, arXiv:1805.02867.
+struct Weighing {
+    const float* query;
+    float* out;  // [D], zeros at first
+    int64_t size, stride;
+    float factor, best = -INFINITY, total = 0.0f;
+
+    // Keys and values `stride` floats apart, at most SEEN of them.
+    void add(const float* keys, const float* values, int64_t count) {
+        float scores[SEEN];
+        float most = best;
+        for (int64_t i = 0; i < count; ++i) {
+            scores[i] = dot(query, keys + i * stride, size) * factor;
+            most = scores[i] > most ? scores[i] : most;
+        }
+        const float kept = std::exp(best - most);
+        total *= kept;
+        scale_row(out, kept, size);
+        for (int64_t i = 0; i < count; ++i) {
+            const float weight = std::exp(scores[i] - most);
+            total += weight;
+            for (int64_t k = 0; k < size; ++k) out[k] += weight * values[i * stride + k];
+        }
+        best = most;
+    }
+};
+
+// Attention's output of one query head of a sequence.
+void attend_draft(const Drafts& a, int64_t sequence, int64_t head) {
+    const int64_t size = a.head_dim, all = (a.num_heads + 2 * a.num_kv_heads) * size;
+    const int64_t kv_head = head / (a.num_heads / a.num_kv_heads), stride = a.num_kv_heads * size;
+    float* const out = a.attended + (sequence * a.num_heads + head) * size;
+    std::memset(out, 0, static_cast<size_t>(size) * sizeof(float));
+    Weighing found{a.qkv + sequence * all + head * size, out, size, stride, 1.0f / std::sqrt(static_cast<float>(size))};
+    const int32_t* const blocks = a.tables + a.rows[sequence] * a.table_stride;
+    for (int64_t at = 0, count; at < a.lengths[sequence]; at += count) {
+        const int64_t within = at % a.block_size, left = a.lengths[sequence] - at;
+        count = a.block_size - within < SEEN ? a.block_size - within : SEEN;
+        count = count < left ? count : left;
+        const int64_t place = (blocks[at / a.block_size] * a.block_size + within) * stride + kv_head * size;
+        found.add(a.keys + place, a.values + place, count);
+    }
+    for (int64_t i = 0; i < a.step; ++i) {
+        const int64_t place = (i * a.num_sequences + sequence) * stride + kv_head * size;
+        found.add(a.draft_keys + place, a.draft_values + place, 1);
+    }
+    scale_row(out, 1.0f / found.total, size);
+}
+
+// Attention of a head's pass, called as that over the cache is: by every thread of a team.
+int64_t attend_drafts(const void* call) {
+    const Drafts& a = *static_cast<const Drafts*>(call);
+    const int64_t size = a.num_kv_heads * a.head_dim, all = a.num_heads * a.head_dim + 2 * size;
+    // The first one's keys and values are in the cache.
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < (a.step ? a.count : 0); ++m) {
+        const int64_t place = ((a.step - 1) * a.num_sequences + m) * size;
+        const float* const made = a.qkv + m * all + a.num_heads * a.head_dim;
+        std::memcpy(a.draft_keys + place, made, static_cast<size_t>(size) * sizeof(float));
+        std::memcpy(a.draft_values + place, made + size, static_cast<size_t>(size) * sizeof(float));
+    }
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < a.count * a.num_heads; ++i) attend_draft(a, i / a.num_heads, i % a.num_heads);
+    return 0;
+}
+
 }  // namespace
 
 extern "C" {
 
 // Bytes of the structures that the caller makes.
-int64_t trencadis_decoder_bytes() { return sizeof(Decoder) + sizeof(Layer) + sizeof(Pass) + sizeof(Guesses); }
+int64_t trencadis_decoder_bytes() { return sizeof(Decoder) + sizeof(Layer) + sizeof(Pass) + sizeof(Guesses) + sizeof(Joined) + sizeof(Drafts); }
 
 int64_t trencadis_decoder_parts() { return NUM_PARTS; }
 
@@ -572,6 +686,27 @@ int64_t trencadis_guess(const Decoder* decoder, Pass* pass, const Guesses* g) {
         count = choose(*g, pass->logits, count, step, static_cast<float>(g->scale), static_cast<float>(g->softcap));
     }
     return 0;
+}
+
+// Drafts of a head, one token of each sequence at a time until every one has its number. The pass begins with the hidden states that the
+// head reads first, and takes its attention from here. Returns as trencadis_decode.
+int64_t trencadis_draft(const Decoder* decoder, Pass* pass, Drafts* a) {
+    pass->attend = attend_drafts;
+    pass->calls = reinterpret_cast<const char*>(a);
+    a->count = a->num_sequences;
+    for (a->step = 0;; ++a->step) {
+        while (a->count > 0 && a->counts[a->count - 1] <= a->step) --a->count;
+        if (a->count == 0) return 0;
+        pass->num_tokens = pass->num_kept = a->count;
+        const int64_t failed = trencadis_decode(decoder, pass);
+        if (failed) return failed;
+        for (int64_t i = 0; i < a->count; ++i) {
+            const int64_t chosen = largest(pass->logits + i * decoder->head.num_outputs, decoder->head.num_outputs, nullptr);
+            a->token_ids[i] = a->target_ids ? a->target_ids[chosen] : chosen;
+            a->tokens[a->step * a->num_sequences + i] = static_cast<int32_t>(a->token_ids[i]);
+            ++a->positions[i];
+        }
+    }
 }
 
 }  // extern "C"

@@ -18,7 +18,9 @@ __all__ = [
     "SOURCE",
     "AngleTable",
     "Decoder",
+    "DraftSteps",
     "Guesses",
+    "Joined",
     "Layer",
     "NativeDecoder",
     "Norm",
@@ -68,6 +70,12 @@ class Layer(ctypes.Structure):
     )
 
 
+class Joined(ctypes.Structure):
+    """Norms of embedding and hidden state that a head's layer begins with, side by side."""
+
+    _fields_ = (("embedding_norm", Norm), ("hidden_norm", Norm), ("keeps_normed", _INT))
+
+
 class Decoder(ctypes.Structure):
     """All layers, the embeddings before and the output projection after them."""
 
@@ -77,6 +85,7 @@ class Decoder(ctypes.Structure):
         *((name, Norm) for name in ("embedding_norm", "final_norm")),
         ("embeddings", _AT),
         ("table", ctypes.POINTER(Product)),
+        ("joined", ctypes.POINTER(Joined)),
         *((name, _INT) for name in ("num_layers", "hidden_size", "num_embeddings")),
         ("embedding_scale", _DOUBLE),
     )
@@ -94,7 +103,7 @@ class Pass(ctypes.Structure):
     _fields_ = (
         *((name, _AT) for name in ("token_ids", "positions", "kept", "angles", "calls", "attend")),
         *((name, _AT) for name in ("hidden", "normed", "aside", "qkv", "attended", "gated", "wide", "logits")),
-        *((name, _AT) for name in ("mixed", "mixing", "bytes", "scratch", "seconds", "told", "told_layers")),
+        *((name, _AT) for name in ("mixed", "mixing", "joined", "bytes", "scratch", "seconds", "told", "told_layers")),
         ("num_told", _INT),
         *((name, _INT) for name in ("num_tokens", "num_kept", "call_bytes", "scratch_floats", "num_threads")),
     )
@@ -109,6 +118,17 @@ class Guesses(ctypes.Structure):
         *((name, _INT) for name in ("table_stride", "block_size", "num_sequences", "vocab_size")),
         *((name, _INT) for name in ("sequences_at", "tokens_at")),
         *((name, _DOUBLE) for name in ("min_probability", "scale", "softcap")),
+    )
+
+
+class DraftSteps(ctypes.Structure):
+    """The arrays of a head's drafts; mirrors ``Drafts``."""
+
+    _fields_ = (
+        *((name, _AT) for name in ("keys", "values", "tables", "rows", "lengths", "draft_keys", "draft_values")),
+        *((name, _AT) for name in ("counts", "token_ids", "positions", "tokens", "target_ids", "qkv", "attended")),
+        *((name, _INT) for name in ("table_stride", "block_size", "num_sequences")),
+        *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_dim", "count", "step")),
     )
 
 
@@ -128,11 +148,13 @@ class NativeDecoder:
             function.restype, function.argtypes = _INT, arguments
         library.trencadis_decode.restype, library.trencadis_decode.argtypes = _INT, [_AT, _AT]
         library.trencadis_guess.restype, library.trencadis_guess.argtypes = _INT, [_AT, _AT, _AT]
-        size = sum(map(ctypes.sizeof, (Decoder, Layer, Pass, Guesses)))
+        library.trencadis_draft.restype, library.trencadis_draft.argtypes = _INT, [_AT, _AT, _AT]
+        size = sum(map(ctypes.sizeof, (Decoder, Layer, Pass, Guesses, Joined, DraftSteps)))
         if (library.trencadis_decoder_bytes(), library.trencadis_decoder_parts()) != (size, len(PARTS)):
             raise BackendError(f"{SOURCE.name} takes other structures than are given: remove its cache.")
         self.decode: Any = library.trencadis_decode
         self.guess: Any = library.trencadis_guess
+        self.draft: Any = library.trencadis_draft
         self._library = library
 
     def sizes(self, decoder: Decoder) -> tuple[int, int]:

@@ -18,7 +18,9 @@ STATES = (1, 2, 3)
 _EPS = 1e-5
 
 
-def save_verifier(path: Path, *, num_layers: int = 4, kind: str = "llama", seed: int = 3) -> Path:
+def save_verifier(
+    path: Path, *, num_layers: int = 4, kind: str = "llama", seed: int = 3, tie_word_embeddings: bool = False
+) -> Path:
     """Write a random model whose greedy tokens are never nearly equally likely; returns the path."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -37,7 +39,7 @@ def save_verifier(path: Path, *, num_layers: int = 4, kind: str = "llama", seed:
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tie_word_embeddings,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -1,0 +1,223 @@
+"""All drafts of a head in one call of ``decoder.cpp``: its layer is laid out as those of a decoder are.
+
+Drafts attend to their texts where these are cached, and to the drafts before, which stay beside the cache.
+
+Shapes: B sequences, G most drafts of one, H hidden size, KV key-value heads, D head dimension, V draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import numpy as np
+import torch
+from torch import nn
+
+from trencadis.records import Int32Array
+from trencadis_torch.linear.heads import Heads
+from trencadis_torch.linear.native import ACTIVATIONS, Product, product, threads_for
+from trencadis_torch.linear.native_decoder import (
+    AngleTable,
+    Decoder,
+    DraftSteps,
+    Joined,
+    Layer,
+    NativeDecoder,
+    Norm,
+    Pass,
+    layer_array,
+)
+from trencadis_torch.linear.packed import PackedLinear, RowsEmbedding
+
+__all__ = ["DraftLoop", "HeadParts", "draft_loop"]
+
+_BUFFERS: Final = ("hidden", "normed", "joined", "qkv", "attended", "gated", "wide", "logits")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class HeadParts:
+    """What a head is made of.
+
+    Attributes:
+        linear: Queries, keys and values; attention's output; gates and values; down; logits.
+        norms: Of embeddings, of hidden states, before the MLP, before the logits.
+        eps: Of the norms.
+        embeddings: Of tokens.
+        heads: Of attention.
+        keeps_normed: Attention's output is added to the normed hidden state.
+        angles: Cosines and sines of all positions.
+        target_ids: Token of each draft token; None: the same number.
+    """
+
+    linear: tuple[Any, Any, Any, Any, Any]
+    norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    eps: float
+    embeddings: Any
+    heads: Heads
+    keeps_normed: bool
+    angles: tuple[torch.Tensor, torch.Tensor]
+    target_ids: torch.Tensor | None
+
+
+def draft_loop(parts: HeadParts, library: NativeDecoder | None) -> DraftLoop | None:
+    """Return the loop of a head; None where there is no library, or the head's parts are not as it reads them.
+
+    Args:
+        parts: On a CPU.
+        library: Compiled.
+    """
+    rows = parts.embeddings
+    packed = [*parts.linear, *([rows.head] if isinstance(rows, RowsEmbedding) else [])]
+    is_table = type(rows) is nn.Embedding and rows.weight.dtype is torch.float32 and rows.weight.is_contiguous()
+    if library is None or not all(isinstance(one, PackedLinear) for one in packed):
+        return None
+    return DraftLoop(parts, library) if is_table or isinstance(rows, RowsEmbedding) else None
+
+
+class DraftLoop:
+    """A head's layer as the library reads it.
+
+    Args:
+        parts: Whose weights are packed.
+        library: Computes.
+    """
+
+    def __init__(self, parts: HeadParts, library: NativeDecoder) -> None:
+        self._parts, self._library = parts, library
+        heads, (qkv, out, gate_up, down, head) = parts.heads, parts.linear
+        norms = [Norm(weight=one.data_ptr(), eps=parts.eps) for one in parts.norms]
+        self._joined = Joined(embedding_norm=norms[0], hidden_norm=norms[1], keeps_normed=parts.keeps_normed)
+        layer = Layer(
+            qkv=product(qkv.packed),
+            out=product(out.packed),
+            gate_up=product(gate_up.packed),
+            down=product(down.packed),
+            mlp_norm=norms[2],
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            activation=ACTIVATIONS["silu"],
+            gated=1,
+            attended_scale=1.0,
+            projected_scale=1.0,
+        )
+        self._decoder = Decoder(
+            layers=layer_array([layer]),
+            head=product(head.packed),
+            final_norm=norms[3],
+            joined=ctypes.pointer(self._joined),
+            num_layers=1,
+            hidden_size=out.out_features,
+            embedding_scale=1.0,
+        )
+        self._embed(parts.embeddings)
+        self._num_products = sum(one.out_features * one.in_features for one in parts.linear) // len(parts.linear)
+        cosines, sines = parts.angles
+        table = AngleTable(cosines=cosines.data_ptr(), sines=sines.data_ptr(), num_turned=cosines.shape[1])
+        self._angles = (AngleTable * 1)(table)
+        self._kv_size = heads.num_kv_heads * heads.head_dim
+        hidden, inside = out.out_features, gate_up.out_features // 2
+        widths = (hidden, hidden, 2 * hidden, qkv.out_features, out.in_features, inside, 2 * inside, head.out_features)
+        self._widths = dict(zip(_BUFFERS, widths, strict=True))
+        self._widest, self._scratch_floats = library.sizes(self._decoder)
+        self._pass, self._capacity = Pass(angles=ctypes.addressof(self._angles)), 0
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def _embed(self, embeddings: Any) -> None:
+        made = self._decoder
+        if isinstance(embeddings, RowsEmbedding):
+            self._table: Product = product(embeddings.head.packed)
+            made.table, made.embedding_scale = ctypes.pointer(self._table), embeddings.scale
+            made.num_embeddings = embeddings.head.out_features
+        else:
+            made.embeddings, made.num_embeddings = embeddings.weight.data_ptr(), len(embeddings.weight)
+
+    def draft(
+        self,
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        newest: Int32Array,
+        counts: Int32Array,
+        *,
+        cached: Sequence[torch.Tensor],
+        tables: torch.Tensor,
+        rows: Int32Array,
+    ) -> Int32Array:
+        """Return the most likely tokens, one after the other, int32 ``[B, G]``; those beyond a sequence's number are 0.
+
+        Args:
+            hidden: What the head reads of the newest positions, ``[B, H]``.
+            tokens: The tokens after these, ``[B]``.
+            newest: The positions, ``[B]``.
+            counts: Drafts of each sequence, at least 1, ``[B]``.
+            cached: Keys and values of the texts, float32 ``[blocks, block size, KV, D]`` each.
+            tables: Blocks of each row, int32 ``[rows, most blocks]``.
+            rows: Row of each sequence, ``[B]``.
+
+        Raises:
+            IndexError: A token has no embedding.
+        """
+        order = np.argsort(-counts, kind="stable")
+        size, most = len(order), int(counts.max())
+        self._reserve(size, most)
+        self._buffers["hidden"][:size] = hidden[torch.from_numpy(order)]
+        ids = tokens.numpy()[order].astype(np.int64)
+        positions = newest[order].astype(np.int64)
+        lengths, sorted_rows, sorted_counts = (
+            np.ascontiguousarray(array[order], np.int32) for array in (newest + 1, rows, counts)
+        )
+        found = np.zeros((most, size), np.int32)
+        targets, one, heads = self._parts.target_ids, self._pass, self._parts.heads
+        one.token_ids, one.positions, one.kept = ids.ctypes.data, positions.ctypes.data, self._kept.ctypes.data
+        steps = DraftSteps(
+            keys=cached[0].data_ptr(),
+            values=cached[1].data_ptr(),
+            tables=tables.data_ptr(),
+            rows=sorted_rows.ctypes.data,
+            lengths=lengths.ctypes.data,
+            draft_keys=self._drafted.data_ptr(),
+            draft_values=self._drafted.data_ptr() + 4 * most * size * self._kv_size,
+            counts=sorted_counts.ctypes.data,
+            token_ids=ids.ctypes.data,
+            positions=positions.ctypes.data,
+            tokens=found.ctypes.data,
+            target_ids=None if targets is None else targets.data_ptr(),
+            qkv=one.qkv,
+            attended=one.attended,
+            table_stride=tables.stride(0),
+            block_size=cached[0].shape[1],
+            num_sequences=size,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+        )
+        at = [ctypes.addressof(part) for part in (self._decoder, one, steps)]
+        if self._library.draft(*at):
+            raise IndexError("index out of range: a token id has no embedding")
+        drafts = np.empty((size, most), np.int32)
+        drafts[order] = found.T
+        return drafts
+
+    def _reserve(self, size: int, most: int) -> None:
+        """Have buffers for so many sequences and drafts of each."""
+        one = self._pass
+        one.num_threads = threads_for(size * self._num_products)
+        if size > self._capacity:
+            self._capacity = size
+            self._kept = np.arange(size, dtype=np.int64)
+            self._buffers = {name: torch.empty(size, width) for name, width in self._widths.items()}
+            for name, buffer in self._buffers.items():
+                setattr(one, name, buffer.data_ptr())
+            self._bytes = torch.empty(size * self._widest, dtype=torch.uint8)
+            self._scratch = torch.empty(torch.get_num_threads() * self._scratch_floats)
+            one.bytes, one.scratch, one.scratch_floats = (
+                self._bytes.data_ptr(),
+                self._scratch.data_ptr(),
+                self._scratch_floats,
+            )
+            self._drafted = torch.empty(0)
+        if self._drafted.numel() < 2 * most * size * self._kv_size:
+            self._drafted = torch.empty(2 * most * size * self._kv_size)
