@@ -30,6 +30,8 @@ from trencadis.interfaces import (
     BlockCopies,
     GuessBatch,
     HeadBatch,
+    HeadGuesses,
+    HeadNodes,
     KVBlender,
     LayerGate,
     PendingStep,
@@ -777,10 +779,22 @@ class TorchBackend(Backend):
         Raises:
             BackendError: There is none, or this came before allocate.
         """
+        with self._on_device():
+            return self._loaded_drafter().draft(batch)
+
+    def rank(self, nodes: HeadNodes) -> HeadGuesses:
+        """Look beyond nodes of draft trees with that head; see ``SupportsHead``.
+
+        Raises:
+            BackendError: There is none, or this came before allocate.
+        """
+        with self._on_device():
+            return self._loaded_drafter().rank(nodes)
+
+    def _loaded_drafter(self) -> HeadDrafter:
         if self._drafter is None:
             raise BackendError("backend torch: no head was loaded that could draft.", hint="Set model.head.")
-        with self._on_device():
-            return self._drafter.draft(batch)
+        return self._drafter
 
     def _run(self, one: Pass, batch: Batch | None, gate: LayerGate | None = None) -> Any:
         if self._runner is None:

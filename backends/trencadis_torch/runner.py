@@ -218,21 +218,38 @@ class PassRunner:
             if trees is not None and emitted is not None:
                 self._close_up(trees, emitted, samples.sequences)
         if self._head is not None:
-            self._follow(self._head, one, plain, gate)
+            stood = None if trees is None or samples is None else _standing(one, trees, emitted, samples.sequences)
+            self._follow(self._head, one, plain, gate, stood)
         return PassResult(emitted=emitted, prompt=prompt, num_padded_tokens=inputs.num_tokens)
 
-    def _follow(self, head: HeadDrafter, one: Pass, inputs: ModelInputs, gate: LayerGate | None) -> None:
-        """Let the head write its keys and values, once the tokens after those of the pass are known."""
+    def _follow(
+        self, head: HeadDrafter, one: Pass, inputs: ModelInputs, gate: LayerGate | None, stood: _Standing | None
+    ) -> None:
+        """Let the head write its keys and values, once the tokens after those of the pass are known.
+
+        Args:
+            head: Writes.
+            one: The pass.
+            inputs: Of the pass.
+            gate: That each layer waits at.
+            stood: The tokens that follow each other, where drafts branched; None: all.
+        """
         attention = inputs.attention
-        if not isinstance(attention, RaggedPass) or attention.trees is not None:
-            return  # of drafts that branch no token is after another; they are another speculator's
+        if not isinstance(attention, RaggedPass):
+            return
         if gate is not None:
             gate.wait(head.layer_index)
-        runs_in_one_call = self._decoder is not None and gate is None
-        states = (
-            self._decoder.told.flatten(1) if self._decoder is not None and runs_in_one_call else self._states.states
-        )
-        head.follow(one, states, inputs.positions[0], attention.slots)
+        if self._decoder is not None and gate is None and attention.trees is None:
+            states = self._decoder.told.flatten(1)
+        else:
+            states = self._states.states
+        positions, slots = inputs.positions[0], attention.slots
+        if stood is not None:
+            node, place, positions = to_device(
+                np.stack([stood.nodes, stood.places, stood.positions]).astype(np.int64), states.device
+            )
+            one, states, slots = attrs.evolve(one, query_lens=stood.query_lens), states[node], slots[place]
+        head.follow(one, states, positions, slots)
 
     def guess(self, batch: GuessBatch) -> Int32Array | None:
         """Continue texts with the most likely tokens; None if the model does not run in one call.
@@ -315,3 +332,42 @@ class PassRunner:
             return self.forward(inputs, everything), to_device(sampled, device), to_device(scored, device)
         count = len(scored)
         return self.forward(inputs, np.concatenate([scored, sampled])), slice(count, None), slice(0, count)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Standing:
+    """The tokens of a pass that follow each other, once accepted drafts lie after each other.
+
+    Attributes:
+        nodes: Index of each into the pass as it was computed, ``[T]``.
+        places: Index of the token in whose place it lies now, ``[T]``.
+        positions: In its text, ``[T]``.
+        query_lens: How many of each sequence, int32.
+    """
+
+    nodes: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    query_lens: Int32Array
+
+
+def _standing(
+    one: Pass, trees: DraftTrees, emitted: Emitted | None, sequences: npt.NDArray[np.int64]
+) -> _Standing | None:
+    """Return the tokens of a pass that follow each other: of drafts that branch, those that were accepted; waits for the device."""
+    if emitted is None or emitted.paths is None or emitted.num_emitted is None:
+        return None
+    paths, accepted = emitted.paths.cpu().numpy(), emitted.num_emitted.cpu().numpy() - 1
+    lengths, firsts = one.query_lens.copy(), np.cumsum(one.query_lens) - one.query_lens
+    nodes = [first + np.arange(length) for first, length in zip(firsts.tolist(), lengths.tolist(), strict=True)]
+    for path, count, sequence in zip(paths, accepted.tolist(), sequences.tolist(), strict=False):
+        if trees.branches[sequence]:
+            nodes[sequence] = firsts[sequence] + np.concatenate([[0], path[:count]])
+            lengths[sequence] = 1 + count
+    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return _Standing(
+        nodes=np.concatenate(nodes),
+        places=np.repeat(firsts, lengths) + within,
+        positions=np.repeat(one.starts, lengths) + within,
+        query_lens=lengths,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,19 @@ import pytest
 import torch
 
 from support.backends.quantised_checkpoints import FORMATS, quantise_checkpoint
-from support.strategies.head_engines import GREEDY, PROMPTS, SEEDED, Asked, open_engine, serve, texts
+from support.strategies.head_engines import (
+    GREEDY,
+    PROMPTS,
+    SEEDED,
+    Asked,
+    check_trees,
+    open_engine,
+    serve,
+    texts,
+    tree_tables,
+)
 from support.strategies.heads import save_verifier
-from support.strategies.mtp import NUM_LAYERS, reference_drafts, save_mtp
+from support.strategies.mtp import NUM_LAYERS, reference_drafts, reference_logprobs, save_mtp
 from trencadis.errors import ModelLoadError
 from trencadis.records import SamplingParams
 
@@ -142,6 +153,36 @@ def test_the_log_says_where_the_head_comes_from(model: Path, caplog: pytest.LogC
     with caplog.at_level(logging.INFO, "trencadis.torch"):
         open_engine(model, "mtp").close()
     assert "Head mtp: the MTP layer of" in caplog.text
+
+
+@pytest.mark.representatives(3)
+@pytest.mark.kept_in_ci(3)
+@pytest.mark.parametrize(("kind", "tree"), [("glm4_moe", "top_k"), ("glm4_moe", "static"), ("deepseek_v3", "top_k")])
+def test_trees_are_those_of_the_reference(tmp_path: Path, kind: str, tree: str) -> None:
+    path = save_mtp(tmp_path, kind)
+    for params in (GREEDY, SEEDED):
+        engine = open_engine(path, "mtp", **tree_tables(tree))
+        asked = Asked(engine)
+        found = texts(serve(engine, params))
+        engine.close()
+        plain = open_engine(path, None)
+        assert found == texts(serve(plain, params))
+        plain.close()
+        check_trees(asked, tree, functools.partial(reference_logprobs, path), every=13)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_trees_stand_preemption_and_prefix_hits(model: Path, scene: str) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    engine = open_engine(model, "mtp", **SCENES[scene], **tree_tables("top_k"))
+    ends = serve(engine, long)
+    again = serve(engine, long, PROMPTS[1:2])
+    engine.close()
+    assert any(end.num_preemptions for end in ends.values()), "the cache was too large to preempt"
+    plain = open_engine(model, None, **SCENES[scene])
+    assert texts(ends) == texts(serve(plain, long))
+    plain.close()
+    assert texts(again) == texts(ends)[1:2]
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals

@@ -18,20 +18,20 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from trencadis.interfaces import HeadBatch
-from trencadis.records import Int32Array, Pass
+from trencadis.interfaces import HeadBatch, HeadGuesses, HeadNodes
+from trencadis.records import Int32Array, Int64Array, Pass
 from trencadis_torch.attention.options import AttentionOptions
-from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.cache.storage import decode
 from trencadis_torch.device import to_device
+from trencadis_torch.heads.growth import Growth
 from trencadis_torch.heads.loop import DraftLoop
 from trencadis_torch.rows import Rows
 
 __all__ = ["Attend", "Head", "HeadDrafter"]
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
-"""Attention's output ``[T, N, D]`` of queries, keys and values of one token of each sequence."""
+"""Attention's output ``[T, N, D]`` of queries, keys and values of one token each."""
 
 
 class Head(Protocol):
@@ -40,6 +40,11 @@ class Head(Protocol):
     @property
     def layer(self) -> AttentionLayer:
         """Its layer of the KV cache."""
+        ...
+
+    @property
+    def target_ids(self) -> torch.Tensor | None:
+        """Token of the model for each draft token, int64 ``[V]``; None: the same number."""
         ...
 
     @property
@@ -60,7 +65,7 @@ class Head(Protocol):
     def draft(
         self, hidden: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the most likely tokens after ``tokens``, int64 ``[T]``, and what the head reads of these next, ``[T, H]``."""
+        """Return logits of draft tokens after ``tokens``, ``[T, V]``, and what the head reads of these next, ``[T, H]``."""
         ...
 
 
@@ -78,6 +83,8 @@ class HeadDrafter:
         self._rows = rows
         self._cache = cache
         self._hidden: list[torch.Tensor] = []
+        self._growth: Growth | None = None
+        self._places: Int64Array = np.empty(0, np.int64)
         self._spans: dict[
             int, tuple[int, int, int, int]
         ] = {}  # of a row: which pass, first token there, position, tokens
@@ -89,7 +96,7 @@ class HeadDrafter:
 
     def begin_step(self) -> None:
         """Forget the hidden states of the step before."""
-        self._hidden, self._spans = [], {}
+        self._hidden, self._spans, self._growth = [], {}, None
 
     @torch.inference_mode()
     def follow(self, one: Pass, states: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
@@ -117,11 +124,9 @@ class HeadDrafter:
     def draft(self, batch: HeadBatch) -> Int32Array:
         """Return drafts; see ``SupportsHead``."""
         found = np.full((len(batch.rows), int(batch.num_drafts.max())), -1, np.int32)
-        held = [self._held(*pair) for pair in zip(batch.rows.tolist(), batch.positions.tolist(), strict=True)]
-        chosen = np.array([i for i, one in enumerate(held) if one is not None], np.int64)
-        if not len(chosen):
+        chosen, hidden = self._at_hand(batch.rows, batch.positions)
+        if hidden is None:
             return found
-        hidden = torch.stack([one for one in held if one is not None])
         rows, newest, counts = batch.rows[chosen], batch.positions[chosen], batch.num_drafts[chosen]
         most = int(counts.max())
         if self._head.loop is None:
@@ -131,7 +136,38 @@ class HeadDrafter:
         found[chosen, :most] = np.where(np.arange(most) < counts[:, None], drafts, -1)
         return found
 
+    @torch.inference_mode()
+    def rank(self, nodes: HeadNodes) -> HeadGuesses:
+        """Return the most likely tokens after nodes of trees; see ``SupportsHead``."""
+        growth = self._growth
+        if growth is not None and len(nodes.owners):
+            places = self._places[nodes.owners]
+            logits = growth.add(places, to_device(nodes.token_ids.astype(np.int64), growth.device), nodes.parents)
+            return self._ranked(logits, np.arange(len(places)), nodes.num_ranked, len(places))
+        chosen, hidden = self._at_hand(nodes.rows, nodes.positions)
+        self._places = np.full(len(nodes.rows), -1)
+        self._places[chosen] = np.arange(len(chosen))
+        if hidden is None:
+            return self._ranked(torch.empty(0, nodes.num_ranked), chosen, nodes.num_ranked, len(nodes.rows))
+        self._growth, logits = self._begun(hidden, nodes.rows[chosen], nodes.positions[chosen], room=0)
+        return self._ranked(logits, chosen, nodes.num_ranked, len(nodes.rows))
+
     # ------------------------------------------------------------------------------------------------- innards
+
+    def _ranked(self, logits: torch.Tensor, chosen: Int64Array, count: int, size: int) -> HeadGuesses:
+        """Return the likeliest tokens, best first, of so many nodes, of which the chosen have logits."""
+        top = logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
+        ids, logprobs = np.full((size, count), -1, np.int32), np.full((size, count), -np.inf, np.float32)
+        width = top.indices.shape[-1]
+        ids[chosen, :width] = self._targets(top.indices).cpu().numpy()
+        logprobs[chosen, :width] = top.values.cpu().numpy()
+        return HeadGuesses(token_ids=ids, logprobs=logprobs)
+
+    def _at_hand(self, rows: Int32Array, positions: Int32Array) -> tuple[Int64Array, torch.Tensor | None]:
+        """Return the sequences whose newest hidden state is kept, and these states, ``[B, H]``; None: no one's is."""
+        held = [self._held(*pair) for pair in zip(rows.tolist(), positions.tolist(), strict=True)]
+        chosen = np.array([i for i, one in enumerate(held) if one is not None], np.int64)
+        return chosen, torch.stack([one for one in held if one is not None]) if len(chosen) else None
 
     def _held(self, row: int, position: int) -> torch.Tensor | None:
         """Return the hidden state of a row's position, ``[H]``; None: the last step did not compute it."""
@@ -150,14 +186,25 @@ class HeadDrafter:
             newest: Their newest positions.
             most: How many tokens.
         """
-        row, position = to_device(np.stack([rows, newest]).astype(np.int64), hidden.device)
-        context = _Context(*self._context(row, int(newest.max()) + 1, most, hidden.dtype), position, most)
-        token, found = self._tokens(row, position + 1), []
-        for _ in range(most):
-            token, hidden = self._head.draft(hidden, token, position, context.attend)
-            found.append(token)
-            position = position + 1
+        growth, logits = self._begun(hidden, rows, newest, room=most - 1)
+        everyone, found = np.arange(len(rows)), [self._targets(logits.argmax(-1))]
+        for step in range(most - 1):
+            found.append(self._targets(growth.add(everyone, found[-1], np.full(len(rows), step - 1)).argmax(-1)))
         return torch.stack(found, 1)
+
+    def _begun(
+        self, hidden: torch.Tensor, rows: Int32Array, newest: Int32Array, *, room: int
+    ) -> tuple[Growth, torch.Tensor]:
+        """Return drafts that are to grow after the newest tokens, and the logits after these."""
+        row, position = to_device(np.stack([rows, newest]).astype(np.int64), hidden.device)
+        keys, values = self._context(row, int(newest.max()) + 1, hidden.dtype)
+        growth = Growth(self._head, keys, values, position, room=room)
+        return growth, growth.begin(hidden, self._tokens(row, position + 1))
+
+    def _targets(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the model's tokens of draft tokens."""
+        table = self._head.target_ids
+        return ids if table is None else table[ids]
 
     def _in_one_call(
         self, loop: DraftLoop, hidden: torch.Tensor, rows: Int32Array, newest: Int32Array, counts: Int32Array
@@ -168,49 +215,18 @@ class HeadDrafter:
         cached, tables = self._cache.layer(self._head.layer.index), self._rows.tables
         if cached[0].dtype is not torch.float32:
             # As if every text were one block.
-            cached = self._context(row, int(newest.max()) + 1, 1, torch.float32)
+            cached = self._context(row, int(newest.max()) + 1, torch.float32)
             rows = np.arange(len(rows), dtype=np.int32)
             tables = torch.from_numpy(rows[:, None].copy())
         return loop.draft(hidden, tokens, newest, counts, cached=cached, tables=tables, rows=rows)
 
-    def _context(
-        self, row: torch.Tensor, length: int, most: int, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cached keys and values of rows, ``[B, length + most - 1, KV, D]`` each, with room behind them."""
+    def _context(self, row: torch.Tensor, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cached keys and values of rows, ``[B, length, KV, D]`` each."""
         num_blocks = -(-length // self._cache.block_size)
         blocks = self._rows.tables[row, :num_blocks].long()
         # A shorter sequence's table names any block beyond its own: what is masked only has to be finite.
-        parts = []
-        for cached in self._cache.layer(self._head.layer.index):
-            stored = cached[blocks.clamp(0, self._cache.num_blocks)].flatten(1, 2)[:, :length]
-            part = decode(stored, dtype)
-            parts.append(torch.cat([part, part.new_zeros(len(part), most - 1, *part.shape[2:])], 1))
+        parts = [
+            decode(cached[blocks.clamp(0, self._cache.num_blocks)].flatten(1, 2)[:, :length], dtype)
+            for cached in self._cache.layer(self._head.layer.index)
+        ]
         return parts[0], parts[1]
-
-
-class _Context:
-    """Keys and values that drafts attend to: those of the cache, then those of the drafts themselves, which are in no cache yet.
-
-    Args:
-        keys: From the cache, ``[B, length + most - 1, KV, D]``, with room behind them.
-        values: As many.
-        newest: Position of each sequence, int64 ``[B]``; up to there they count.
-        most: Drafts of one.
-    """
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, newest: torch.Tensor, most: int) -> None:
-        self._keys, self._values = keys, values
-        self._length, self._num_found = keys.shape[1] - most + 1, 0
-        self._sees = (torch.arange(keys.shape[1], device=keys.device) <= newest[:, None])[:, None, None]
-
-    def attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
-    ) -> torch.Tensor:
-        """Return attention's output of one token of each sequence, ``[B, N, D]``; the first one's keys and values are in the cache."""
-        if self._num_found:
-            place = self._length + self._num_found - 1
-            self._keys[:, place], self._values[:, place] = keys, values
-            self._sees[..., place] = True
-        self._num_found += 1
-        cached = self._keys.transpose(1, 2), self._values.transpose(1, 2)
-        return attend(queries[:, :, None], *cached, mask=self._sees, options=options)[:, :, 0]

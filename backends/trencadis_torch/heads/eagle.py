@@ -51,6 +51,7 @@ class Eagle(nn.Module):
     Attributes:
         layer: The layer of the KV cache that holds its keys and values.
         loop: Makes several drafts in one call; None: they are made one by one.
+        target_ids: Token of the model for each draft token, int64 ``[V]``; None: the same number.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Eagle(nn.Module):
         self._embed = self._embedding(model)
         self._head = self._linear("lm_head") if "lm_head.weight" in files.weights else model.get_output_embeddings()
         ids = files.target_ids
-        self._target_ids = None if ids is None else ids.to(self._device)
+        self.target_ids = None if ids is None else ids.to(self._device)
         # Positions of drafts reach beyond the longest text.
         num_positions = max_positions(model.config.get_text_config(decoder=True)) + DRAFT_MARGIN
         self._cosines, self._sines = (one.to(self._device, self._dtype) for one in _angles_of(config, num_positions))
@@ -105,7 +106,7 @@ class Eagle(nn.Module):
             heads=self._heads,
             keeps_normed=self._keeps_normed,
             angles=(self._cosines, self._sines),
-            target_ids=self._target_ids,
+            target_ids=self.target_ids,
         )
         self.loop = None if self._native is None else draft_loop(parts, native_decoder())
 
@@ -125,7 +126,7 @@ class Eagle(nn.Module):
     def draft(
         self, hidden: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the most likely tokens of the model, int64 ``[T]``, and the h of these tokens, ``[T, H]``; see ``Head``."""
+        """Return logits of draft tokens, ``[T, V]``, and the h of the tokens after these, ``[T, H]``; see ``Head``."""
         x, residual = self._inputs(hidden, tokens)
         return self._finish(attend(*self._attention_heads(x, positions), _OPTIONS), residual)
 
@@ -157,7 +158,7 @@ class Eagle(nn.Module):
         return _turned(queries, cosines, sines), _turned(keys, cosines, sines), values
 
     def _finish(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the most likely tokens of the model, int64 ``[T]``, and the h of these tokens, ``[T, H]``.
+        """Return logits of draft tokens, ``[T, V]``, and the h of the tokens after these, ``[T, H]``.
 
         Args:
             attended: Attention's output, ``[T, N, D]``.
@@ -165,8 +166,8 @@ class Eagle(nn.Module):
         """
         hidden = residual + self._out(attended.flatten(1))
         hidden = hidden + self._down(self._gated(self._gate_up(self._normed(hidden, self._mlp_norm))))
-        chosen = self._head(self._normed(hidden, self._final_norm)).argmax(-1)
-        return chosen if self._target_ids is None else self._target_ids[chosen], hidden
+        logits: torch.Tensor = self._head(self._normed(hidden, self._final_norm))
+        return logits, hidden
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self._native is not None:

@@ -56,6 +56,8 @@ class MtpHead:
 
     loop = None
     """Drafts are made one by one."""
+    target_ids = None
+    """Draft tokens are the model's."""
 
     def __init__(self, mtp: Any, norm: nn.Module, *, layer_index: int, cache_dtype: torch.dtype | None) -> None:
         self._mtp, self._norm = mtp, norm
@@ -93,9 +95,9 @@ class MtpHead:
     def draft(
         self, hidden: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the most likely tokens, int64 ``[T]``, and their hidden states, ``[T, H]``; see ``Head``."""
+        """Return logits, ``[T, V]``, and hidden states of the tokens after these, ``[T, H]``; see ``Head``."""
         hidden = self._run(hidden, tokens, positions, _Through(attend))
-        return self._mtp._project_to_logits(hidden).argmax(-1), hidden  # noqa: SLF001 - as its own forward does
+        return self._mtp._project_to_logits(hidden), hidden  # noqa: SLF001 - as its own forward does
 
     def _run(
         self, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, one: _Stop | _Through

@@ -76,7 +76,6 @@ from trencadis.interfaces import (
     ConnectorPair,
     EvictionPolicy,
     Executor,
-    HeadBatch,
     KVWorkerSide,
     Observer,
     Sampler,
@@ -96,7 +95,6 @@ from trencadis.log import configure_logging, log_levels
 from trencadis.records import (
     Bucket,
     BucketLimits,
-    Int32Array,
     ModelFacts,
     ModelSource,
     ParallelLayout,
@@ -1292,10 +1290,9 @@ def check_trees(speculation: Speculation | None, capabilities: BackendCapabiliti
         )
 
 
-def _head(executor: Executor) -> Callable[[HeadBatch], Int32Array] | None:
+def _head(executor: Executor) -> SupportsHead | None:
     """Return what has the model's head draft; None: there is none, or the executor does not reach it."""
-    is_there = HEAD in executor.capabilities.provides
-    return executor.draft if is_there and isinstance(executor, SupportsHead) else None
+    return executor if HEAD in executor.capabilities.provides and isinstance(executor, SupportsHead) else None
 
 
 def check_head(speculation: Speculation | None, executor: Executor) -> None:

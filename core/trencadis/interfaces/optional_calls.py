@@ -6,7 +6,7 @@ A backend or executor that has the method has the capability; the engine looks o
     SupportsEmbedding         embed          embed                        models that turn text into a vector
     SupportsSwapping          swap_blocks    swap_blocks                  preempted sequences wait in host memory
     SupportsGuessing          guess                                       a draft model makes several drafts in one call
-    SupportsHead              draft          draft                        a head drafts from the model's hidden states
+    SupportsHead              draft, rank    draft, rank                  a head drafts from the model's hidden states
     SupportsDeferredWarmUp    warm_up_rest   warm_up_rest                 buckets prepared while requests are served
     SupportsKVPool            kv_cache                                    a KV connector reads and writes its blocks
     SupportsKVConnector                      kv_layout, close_connector   it runs a connector's worker sides
@@ -33,6 +33,8 @@ __all__ = [
     "BlockCopies",
     "GuessBatch",
     "HeadBatch",
+    "HeadGuesses",
+    "HeadNodes",
     "SupportsDeferredWarmUp",
     "SupportsEmbedding",
     "SupportsGuessing",
@@ -171,6 +173,41 @@ class HeadBatch:
     num_drafts: Int32Array
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class HeadNodes:
+    """Nodes of draft trees that a head is to look beyond, level by level; the first level are the newest tokens themselves.
+
+    Attributes:
+        rows: As in ``HeadBatch``, int32 ``[num_sequences]``; the same in all levels of a tree, like ``positions``.
+        positions: As in ``HeadBatch``.
+        owners: Sequence of each node, int32 ``[num_nodes]``; without nodes trees begin, and those of before are forgotten.
+        token_ids: Their tokens, int32 ``[num_nodes]``.
+        parents: The node before each, int32 ``[num_nodes]``: its place among all nodes of its sequence that earlier levels had, in their
+            order; -1: the newest token.
+        num_ranked: Most likely tokens to return after each.
+    """
+
+    rows: Int32Array
+    positions: Int32Array
+    owners: Int32Array
+    token_ids: Int32Array
+    parents: Int32Array
+    num_ranked: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class HeadGuesses:
+    """The most likely tokens after nodes, best first.
+
+    Attributes:
+        token_ids: int32 ``[num_nodes, num_ranked]``; -1 where there are none.
+        logprobs: Their log-probabilities, float32 ``[num_nodes, num_ranked]``.
+    """
+
+    token_ids: Int32Array
+    logprobs: Float32Array
+
+
 @runtime_checkable
 class SupportsHead(Protocol):
     """Drafts with a head, which was loaded with the model: ``ModelSource.head``.
@@ -184,6 +221,14 @@ class SupportsHead(Protocol):
 
         All of a sequence are -1 if its newest position was not computed by the last batch. Called where ``submit`` is, between
         batches. An executor drafts on one rank, after every batch submitted so far, and returns when done.
+        """
+        ...
+
+    def rank(self, nodes: HeadNodes) -> HeadGuesses:
+        """Return the most likely tokens after nodes of trees; in the first level, after the newest token of each sequence.
+
+        A sequence that :meth:`draft` has nothing for has -1 there, and no nodes later. Called as :meth:`draft` is, for all levels of
+        a tree between two batches.
         """
         ...
 

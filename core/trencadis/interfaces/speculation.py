@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import attrs
 
+from trencadis.interfaces.optional_calls import HeadGuesses
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Int64Array, Request
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "DraftView", "Speculator"]
@@ -37,6 +38,8 @@ class DraftView:
         linear_only: Sequences that may not get two drafts after one token, bool ``[num_sequences]``.
         head: ``head()``: the drafts of the model's own head, at most ``max_draft_tokens`` of each, int32 ``[num_sequences, most]``, -1
             where there is none; None where the engine has no such head. Takes a call of the device.
+        rank: ``rank(owners=, token_ids=, parents=, num_ranked=)``: the most likely tokens after nodes of draft trees, of that head;
+            see ``HeadNodes``. A call of the device for each level. None where there is no head.
     """
 
     slots: Int32Array
@@ -47,6 +50,7 @@ class DraftView:
     seeds: tuple[int, ...]
     linear_only: BoolArray
     head: Callable[[], Int32Array] | None = None
+    rank: Callable[..., HeadGuesses] | None = None
 
 
 class Speculator(ABC):
@@ -58,7 +62,7 @@ class Speculator(ABC):
 
     Attributes:
         max_draft_tokens: The most drafts it proposes for one sequence in a step; constant.
-        uses_head: It calls ``DraftView.head``; constant. The backend must provide ``backend.head``.
+        uses_head: It calls ``DraftView.head`` or ``rank``; constant. The backend must provide ``backend.head``.
         drafts_trees: It may propose several drafts after one token (``Drafts.parents``); constant. The backend must provide
             ``backend.tree_attention``, and the acceptance rule take trees.
     """

@@ -26,6 +26,8 @@ from trencadis.interfaces import (
     BlockCopies,
     Executor,
     HeadBatch,
+    HeadGuesses,
+    HeadNodes,
     PendingStep,
     Sampler,
     SupportsDeferredWarmUp,
@@ -158,10 +160,23 @@ class InlineExecutor(Executor):
         Raises:
             BackendError: The backend has none.
         """
+        head = self._head()
+        return self._call(lambda: head.draft(batch))
+
+    def rank(self, nodes: HeadNodes) -> HeadGuesses:
+        """Look beyond nodes of draft trees with the model's head, after every batch submitted so far.
+
+        Raises:
+            BackendError: The backend has none.
+        """
+        head = self._head()
+        return self._call(lambda: head.rank(nodes))
+
+    def _head(self) -> SupportsHead:
         backend = self._started().backend
         if not isinstance(backend, SupportsHead):
             raise BackendError(f"{type(backend).__name__} has no head that drafts.")
-        return self._call(lambda: backend.draft(batch))
+        return backend
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy blocks after every batch submitted so far."""

@@ -8,6 +8,7 @@ import attrs
 from attrs.validators import and_, deep_iterable, ge, in_, instance_of, le, min_len
 
 from trencadis.interfaces import setting
+from trencadis_plugins.speculation.draft_config import TreeConfig
 
 __all__ = ["HeadConfig", "MixedConfig", "NgramConfig", "SuffixConfig"]
 
@@ -19,7 +20,7 @@ def _most_drafts(default: int) -> Any:
 
 
 @attrs.frozen(kw_only=True)
-class HeadConfig:
+class HeadConfig(TreeConfig):
     """Table ``[speculation.head]``; which head is ``model.head``.
 
     Attributes:

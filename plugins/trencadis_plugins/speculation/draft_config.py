@@ -7,7 +7,7 @@ from attrs.validators import and_, deep_iterable, ge, in_, lt, min_len
 
 from trencadis.interfaces import setting
 
-__all__ = ["TREES", "DraftModelConfig", "DraftWithModelConfig", "ParallelDraftConfig"]
+__all__ = ["TREES", "DraftModelConfig", "DraftWithModelConfig", "ParallelDraftConfig", "TreeConfig"]
 
 TREES = ("none", "top_k", "static", "sequoia")
 """How drafts branch."""
@@ -52,27 +52,18 @@ class DraftWithModelConfig:
     warmup: bool = setting(True, "Prepare the draft backend's buckets before the first request.")
 
 
-@attrs.frozen(kw_only=True)
-class DraftModelConfig(DraftWithModelConfig):
-    """Table ``[speculation.draft_model]``.
+@attrs.frozen(kw_only=True, slots=False)
+class TreeConfig:
+    """Settings of speculators whose drafts may branch.
 
     Attributes:
-        max_draft_tokens: Most drafts of a sequence in a step.
-        min_probability: Greedy drafts in a line end before the first that the draft model gives less: it would cost more than it
-            brings. 0: they do not.
-        tree: ``none``: drafts follow each other. ``top_k``: the branches that the draft model believes in. ``static``: one shape.
+        tree: ``none``: drafts follow each other. ``top_k``: the branches that the drafter believes in. ``static``: one shape.
             ``sequoia``: the shape that is best for the acceptance measured so far.
         tree_width: Most drafts after one token, and most tokens expanded at one depth by ``top_k``.
         tree_depth: Most drafts after one another.
         tree_shape: Of ``static``: drafts after each token, depth by depth.
     """
 
-    max_draft_tokens: int = setting(12, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
-    min_probability: float = setting(
-        0.25,
-        "Greedy drafts in a line end before the first that is less probable, by the draft model; 0: they do not.",
-        validator=and_(ge(0.0), lt(1.0)),
-    )
     tree: str = setting(
         "none",
         "none: drafts follow each other; top_k, static, sequoia: they branch, max_draft_tokens of them in all.",
@@ -87,6 +78,24 @@ class DraftModelConfig(DraftWithModelConfig):
         "Of static: drafts after each token, depth by depth.",
         unit="tokens",
         validator=[min_len(1), deep_iterable(ge(1))],
+    )
+
+
+@attrs.frozen(kw_only=True)
+class DraftModelConfig(TreeConfig, DraftWithModelConfig):
+    """Table ``[speculation.draft_model]``.
+
+    Attributes:
+        max_draft_tokens: Most drafts of a sequence in a step.
+        min_probability: Greedy drafts in a line end before the first that the draft model gives less: it would cost more than it
+            brings. 0: they do not.
+    """
+
+    max_draft_tokens: int = setting(12, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
+    min_probability: float = setting(
+        0.25,
+        "Greedy drafts in a line end before the first that is less probable, by the draft model; 0: they do not.",
+        validator=and_(ge(0.0), lt(1.0)),
     )
 
 

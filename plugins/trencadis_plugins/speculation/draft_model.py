@@ -13,14 +13,13 @@ from collections.abc import Iterable, Sequence
 
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import Backend, ComponentContext, DraftView
-from trencadis.records import BucketLimits, Int32Array, Request
+from trencadis.records import BucketLimits, Int32Array
 from trencadis_plugins.speculation.draft_asked import Asked, joined, read_linear
 from trencadis_plugins.speculation.draft_base import DraftingModel
 from trencadis_plugins.speculation.draft_config import DraftModelConfig
 from trencadis_plugins.speculation.draft_runner import Query
 from trencadis_plugins.speculation.draft_sampler import Guesses
-from trencadis_plugins.speculation.draft_tree_shapes import SiblingAcceptance, TreeShape, best_shape, chain, layered
-from trencadis_plugins.speculation.draft_trees import GrowingTree, ShapedTree, TopKTree
+from trencadis_plugins.speculation.draft_trees import GrowingTree, Trees
 
 __all__ = ["DraftModel"]
 
@@ -40,22 +39,18 @@ class DraftModel(DraftingModel):
 
     def __init__(self, config: DraftModelConfig, context: ComponentContext) -> None:
         self._shapes = config
+        self._trees = Trees(config, max_draft_tokens=config.max_draft_tokens)
         super().__init__(config, context)
-        self.drafts_trees = config.tree != "none"
+        self.drafts_trees = self._trees.branch
         if self.drafts_trees and config.sampling != "greedy":
             raise ConfigValueError(
                 f'[speculation.draft_model] tree = "{config.tree}" with sampling = "{config.sampling}": drafts that branch are the '
                 "most likely tokens.",
                 hint='Set sampling to "greedy", or tree to "none".',
             )
-        self._acceptance = SiblingAcceptance(config.tree_width)
-        self._grown: dict[int, tuple[Request, int, Int32Array, TreeShape]] = {}
 
     def _num_kept(self) -> int:
-        config = self._shapes
-        if config.tree == "none":
-            return 1 if config.min_probability else 0
-        return max(config.tree_width, *config.tree_shape) if config.tree == "static" else config.tree_width
+        return self._trees.num_ranked or (1 if self._shapes.min_probability else 0)
 
     def _check(self, backend: Backend) -> None:
         if self.drafts_trees and _TREE_ATTENTION not in backend.capabilities.provides:
@@ -113,22 +108,15 @@ class DraftModel(DraftingModel):
     def on_finished(self, *, slot: int, token_ids: Int32Array) -> None:
         """Give the sequence's row and blocks back, and forget its last tree."""
         super().on_finished(slot=slot, token_ids=token_ids)
-        self._grown.pop(slot, None)
+        self._trees.forget(slot)
 
     def _observe(self, view: DraftView) -> None:
-        """Measure which children of the last trees became the text."""
-        if self._shapes.tree != "sequoia":
-            return
-        for index, slot in enumerate(view.slots.tolist()):
-            request, size, tokens, shape = self._grown.pop(slot, (None, 0, joined([]), chain(0)))
-            followed = view.token_ids[index][size:]
-            if request is view.requests[index] and len(followed):
-                self._acceptance.observe(tokens, shape, followed)
+        self._trees.observe(view)
 
     def _grow(self, asked: Sequence[Asked]) -> None:
         """Grow a tree for each sequence, a level of all of them in one forward."""
         runner = self.ready.runner
-        trees = [self._tree(one) for one in asked]
+        trees = [self._trees.plant(one.count, is_linear=one.is_linear) for one in asked]
         runner.run([one.query() for one in asked])
         told = _ranked(self._sampler.take())
         for one, tree in zip(asked, trees, strict=True):
@@ -145,23 +133,9 @@ class DraftModel(DraftingModel):
         for one, tree in zip(asked, trees, strict=True):
             one.drafts, one.parents, shape = tree.finish()
             one.held.tokens = one.tokens
-            self._remember(one, shape)
-
-    def _tree(self, one: Asked) -> GrowingTree:
-        config = self._shapes
-        if one.is_linear:
-            return ShapedTree(chain(one.count))
-        if config.tree == "top_k":
-            return TopKTree(size=one.count, width=config.tree_width, depth=config.tree_depth)
-        if config.tree == "static":
-            return ShapedTree(layered(config.tree_shape, most=one.count))
-        rates = self._acceptance.rates
-        return ShapedTree(best_shape(rates, size=self.max_draft_tokens, depth=config.tree_depth).first(one.count))
-
-    def _remember(self, one: Asked, shape: TreeShape) -> None:
-        if self._shapes.tree == "sequoia" and not one.is_linear:
-            tokens = self._translation.to_target[one.drafts]
-            self._grown[one.held.slot] = (one.held.request, one.num_known, tokens, shape)
+            if not one.is_linear:
+                tokens = self._translation.to_target[one.drafts]
+                self._trees.remember(one.held.slot, one.held.request, one.num_known, tokens, shape)
 
 
 def _asking(pairs: Iterable[tuple[Asked, GrowingTree]]) -> list[tuple[Asked, GrowingTree, int]]:

@@ -10,10 +10,12 @@ from abc import ABC, abstractmethod
 import attrs
 import numpy as np
 
-from trencadis.records import Int32Array
-from trencadis_plugins.speculation.draft_tree_shapes import TreeShape
+from trencadis.interfaces import DraftView
+from trencadis.records import Int32Array, Request
+from trencadis_plugins.speculation.draft_config import TreeConfig
+from trencadis_plugins.speculation.draft_tree_shapes import SiblingAcceptance, TreeShape, best_shape, chain, layered
 
-__all__ = ["GrowingTree", "ShapedTree", "TopKTree"]
+__all__ = ["GrowingTree", "ShapedTree", "TopKTree", "Trees"]
 
 
 @attrs.define
@@ -49,6 +51,12 @@ class GrowingTree(ABC):
     @abstractmethod
     def finish(self) -> tuple[Int32Array, Int32Array, TreeShape]:
         """Return tokens and parents of the drafts, and their shape."""
+
+    @property
+    def newest(self) -> tuple[Int32Array, Int32Array]:
+        """Tokens of the nodes that were asked for last, and their parents among all of them."""
+        count = len(self._newest)
+        return self.guesses[len(self._asked) - count :], self.parents[len(self._asked) - count :]
 
     @property
     def guesses(self) -> Int32Array:
@@ -154,6 +162,69 @@ class ShapedTree(GrowingTree):
     def finish(self) -> tuple[Int32Array, Int32Array, TreeShape]:
         """Return the nodes in the order of the shape."""
         return self._picked([self._of[node] for node in range(len(self._shape.parents))])
+
+
+class Trees:
+    """The trees of all sequences, and how often their nodes became the text.
+
+    Args:
+        config: How drafts branch.
+        max_draft_tokens: Most drafts of a sequence in a step.
+
+    Attributes:
+        branch: Drafts do branch.
+    """
+
+    def __init__(self, config: TreeConfig, *, max_draft_tokens: int) -> None:
+        self._config, self._most = config, max_draft_tokens
+        self.branch = config.tree != "none"
+        self._acceptance = SiblingAcceptance(config.tree_width)
+        self._grown: dict[int, tuple[Request, int, Int32Array, TreeShape]] = {}
+
+    @property
+    def num_ranked(self) -> int:
+        """The most likely tokens that are asked for after a node; 0: drafts do not branch."""
+        config = self._config
+        if config.tree == "none":
+            return 0
+        return max(config.tree_width, *config.tree_shape) if config.tree == "static" else config.tree_width
+
+    def plant(self, count: int, *, is_linear: bool) -> GrowingTree:
+        """Return a tree of at most so many drafts, which may have to follow each other."""
+        config = self._config
+        if is_linear:
+            return ShapedTree(chain(count))
+        if config.tree == "top_k":
+            return TopKTree(size=count, width=config.tree_width, depth=config.tree_depth)
+        if config.tree == "static":
+            return ShapedTree(layered(config.tree_shape, most=count))
+        rates = self._acceptance.rates
+        return ShapedTree(best_shape(rates, size=self._most, depth=config.tree_depth).first(count))
+
+    def remember(self, slot: int, request: Request, size: int, tokens: Int32Array, shape: TreeShape) -> None:
+        """Keep a tree until the text after it is known, where shapes follow from that.
+
+        Args:
+            slot: Of the sequence.
+            request: Its request.
+            size: Tokens of its text.
+            tokens: Of the nodes, in tokens of the text.
+            shape: Of the tree.
+        """
+        if self._config.tree == "sequoia":
+            self._grown[slot] = (request, size, tokens, shape)
+
+    def observe(self, view: DraftView) -> None:
+        """Measure which children of the last trees became the text."""
+        for index, slot in enumerate(view.slots.tolist() if self._grown else ()):
+            request, size, tokens, shape = self._grown.pop(slot, (None, 0, _array([]), chain(0)))
+            followed = view.token_ids[index][size:]
+            if request is view.requests[index] and len(followed):
+                self._acceptance.observe(tokens, shape, followed)
+
+    def forget(self, slot: int) -> None:
+        """Forget the last tree of a sequence."""
+        self._grown.pop(slot, None)
 
 
 def _array(numbers: list[int]) -> Int32Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-__all__ = ["DRAFT_VOCAB", "HIDDEN", "STATES", "reference_drafts", "save_head", "save_verifier"]
+__all__ = ["DRAFT_VOCAB", "HIDDEN", "STATES", "reference_drafts", "reference_logprobs", "save_head", "save_verifier"]
 
 VOCAB, HIDDEN, WIDE, HEADS, KV_HEADS, DIM = 97, 32, 48, 4, 2, 8
 DRAFT_VOCAB = 61
@@ -116,7 +117,6 @@ def save_head(path: Path, *, own_format: bool = False, seed: int = 5, change: An
     return path
 
 
-@torch.no_grad()
 def reference_drafts(verifier: Path, head: Path, tokens: Sequence[int], count: int) -> list[int]:
     """Return what a head drafts after all of ``tokens``, computed in float64, the whole text at once for each draft.
 
@@ -126,15 +126,23 @@ def reference_drafts(verifier: Path, head: Path, tokens: Sequence[int], count: i
         tokens: Known; the hidden state of the last one is not.
         count: How many drafts.
     """
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
+    found: list[int] = []
+    for _ in range(count):
+        found.append(int(reference_logprobs(verifier, head, tokens, found).argmax()))
+    return found
 
-    model = AutoModelForCausalLM.from_pretrained(verifier, dtype=torch.float64, attn_implementation="eager").eval()
-    config = json.loads((head / "config.json").read_text())
-    weights = {
-        name.replace("midlayer.", "layers.0."): one.double() if one.is_floating_point() else one
-        for name, one in load_file(head / "model.safetensors").items()
-    }
+
+@torch.no_grad()
+def reference_logprobs(verifier: Path, head: Path, tokens: Sequence[int], path: Sequence[int]) -> torch.Tensor:
+    """Return a head's log-probabilities of the token after ``tokens`` and the drafts ``path``, float64 ``[V]``.
+
+    Args:
+        verifier: The model.
+        head: Its head.
+        tokens: Known; the hidden state of the last one is not.
+        path: Drafts that follow each other; the head reads its own hidden states there.
+    """
+    model, config, weights = _loaded(verifier, head)
     keeps_normed = config.get("norm_before_residual", "speculators_model_type" in config)
     states = model(torch.tensor([list(tokens[:-1])]), output_hidden_states=True).hidden_states
     hidden = (
@@ -142,13 +150,29 @@ def reference_drafts(verifier: Path, head: Path, tokens: Sequence[int], count: i
         @ weights["fc.weight"].T
     )
     embeddings = weights.get("embed_tokens.weight", model.get_input_embeddings().weight)
-    following, found = list(tokens[1:]), []
-    for _ in range(count):
-        token, made = _next(weights, hidden, embeddings[torch.tensor(following)], keeps_normed=keeps_normed)
-        found.append(token)
-        following.append(token)
+    following = list(tokens[1:])
+    logits, made = _next(weights, hidden, embeddings[torch.tensor(following)], keeps_normed=keeps_normed)
+    for draft in path:
+        following.append(draft)
         hidden = torch.cat([hidden, made[None]])
+        logits, made = _next(weights, hidden, embeddings[torch.tensor(following)], keeps_normed=keeps_normed)
+    found = torch.full((VOCAB,), float("-inf"), dtype=torch.float64)
+    found[torch.arange(len(logits)) + weights["d2t"]] = logits.log_softmax(-1)
     return found
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(verifier: Path, head: Path) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
+    """Return a model, the configuration of its head and that one's weights, in float64."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(verifier, dtype=torch.float64, attn_implementation="eager").eval()
+    weights = {
+        name.replace("midlayer.", "layers.0."): one.double() if one.is_floating_point() else one
+        for name, one in load_file(head / "model.safetensors").items()
+    }
+    return model, json.loads((head / "config.json").read_text()), weights
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -157,8 +181,8 @@ def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _next(
     weights: dict[str, torch.Tensor], hidden: torch.Tensor, embedded: torch.Tensor, *, keeps_normed: bool
-) -> tuple[int, torch.Tensor]:
-    """Return the token after a text and the head's own hidden state at its last position."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of draft tokens after a text and the head's own hidden state at its last position."""
 
     def of(name: str) -> torch.Tensor:
         return weights[f"layers.0.{name}.weight"]
@@ -182,5 +206,4 @@ def _next(
     made = (normed if keeps_normed else hidden)[-1] + attended @ of("self_attn.o_proj").T
     y = _norm(made, of("post_attention_layernorm"))
     made = made + (functional.silu(y @ of("mlp.gate_proj").T) * (y @ of("mlp.up_proj").T)) @ of("mlp.down_proj").T
-    chosen = int((_norm(made, weights["norm.weight"]) @ weights["lm_head.weight"].T).argmax())
-    return chosen + int(weights["d2t"][chosen]), made
+    return _norm(made, weights["norm.weight"]) @ weights["lm_head.weight"].T, made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["NUM_LAYERS", "reference_drafts", "save_mtp"]
+__all__ = ["NUM_LAYERS", "reference_drafts", "reference_logprobs", "save_mtp"]
 
 NUM_LAYERS = 3
 _HIDDEN, _EPS = 32, 1e-5
@@ -104,30 +105,32 @@ def save_mtp(
     return path
 
 
-@torch.no_grad()
 def reference_drafts(path: Path, tokens: Sequence[int], count: int) -> list[int]:
     """Return what an MTP layer drafts after all of ``tokens``, computed in float64, the whole text at once for each draft.
-
-    The layer is taken from the same files read as those of a model with one layer more.
 
     Args:
         path: The model.
         tokens: Known; the hidden state of the last one is not.
         count: How many drafts.
     """
-    from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoModelForCausalLM
+    found: list[int] = []
+    for _ in range(count):
+        found.append(int(reference_logprobs(path, tokens, found).argmax()))
+    return found
 
-    def opened(num_layers: int) -> Any:
-        config = AutoConfig.from_pretrained(path, num_hidden_layers=num_layers)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=torch.float64, attn_implementation="eager"
-        )
-        model.set_experts_implementation("eager")
-        return model.eval()
 
-    main, longer = opened(NUM_LAYERS), opened(NUM_LAYERS + 1).model
-    weights = {name: one for file in path.glob("*.safetensors") for name, one in load_file(file).items()}
+@torch.no_grad()
+def reference_logprobs(path: Path, tokens: Sequence[int], drafts: Sequence[int]) -> torch.Tensor:
+    """Return an MTP layer's log-probabilities of the token after ``tokens`` and some drafts, float64 ``[V]``.
+
+    The layer is taken from the same files read as those of a model with one layer more.
+
+    Args:
+        path: The model.
+        tokens: Known; the hidden state of the last one is not.
+        drafts: They follow each other; the layer reads its own hidden states there.
+    """
+    main, longer, weights = _opened(path)
 
     def of(name: str) -> torch.Tensor:
         return weights[f"model.layers.{NUM_LAYERS}.{name}.weight"].double()
@@ -136,16 +139,33 @@ def reference_drafts(path: Path, tokens: Sequence[int], count: int) -> list[int]
         return x / (x.pow(2).mean(-1, keepdim=True) + _EPS).sqrt() * of(name)
 
     hidden = main.model(torch.tensor([list(tokens[:-1])])).last_hidden_state
-    following, found = list(tokens[1:]), []
-    for _ in range(count):
-        size = len(following)
-        embedded = of("embed_tokens")[torch.tensor([following])]
+    known = [*tokens, *drafts]
+    while True:
+        size = hidden.shape[1]
+        embedded = of("embed_tokens")[torch.tensor([known[1 : 1 + size]])]
         x = torch.cat([normed(embedded, "enorm"), normed(hidden, "hnorm")], -1) @ of("eh_proj").T
         mask = torch.full((1, 1, size, size), float("-inf"), dtype=torch.float64).triu(1)
         angles = longer.rotary_emb(x, torch.arange(size)[None])
         made = longer.layers[NUM_LAYERS](x, attention_mask=mask, position_embeddings=angles)
         last = normed(made[:, -1:], "shared_head.norm")
-        found.append(int((last[0, 0] @ of("shared_head.head").T).argmax()))
-        following.append(found[-1])
+        if size + 1 == len(known):
+            return (last[0, 0] @ of("shared_head.head").T).log_softmax(-1)
         hidden = torch.cat([hidden, last], 1)
-    return found
+
+
+@functools.lru_cache(maxsize=2)
+def _opened(path: Path) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    """Return a model, one with a layer more, and the weights of the files."""
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    models = []
+    for num_layers in (NUM_LAYERS, NUM_LAYERS + 1):
+        config = AutoConfig.from_pretrained(path, num_hidden_layers=num_layers)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=torch.float64, attn_implementation="eager"
+        )
+        model.set_experts_implementation("eager")
+        models.append(model.eval())
+    weights = {name: one for file in path.glob("*.safetensors") for name, one in load_file(file).items()}
+    return models[0], models[1].model, weights

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -20,7 +21,18 @@ from trencadis.engine.guards import Fallback, Guarded, TooSlowError
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, reraise_interrupt, shown
-from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, HeadBatch, LengthView, Speculator, VerifiedStep
+from trencadis.interfaces import (
+    AcceptanceRule,
+    DraftLength,
+    DraftView,
+    HeadBatch,
+    HeadGuesses,
+    HeadNodes,
+    LengthView,
+    Speculator,
+    SupportsHead,
+    VerifiedStep,
+)
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
 
 __all__ = ["Drafting", "GuardedSpeculator", "Speculation", "check_numbers"]
@@ -80,7 +92,7 @@ class Drafting:
         padded_tokens: Callable[[int, int], int] | None = None,
         pads: bool = False,
         vocab_size: int = 1 << 31,
-        head: Callable[[HeadBatch], Int32Array] | None = None,
+        head: SupportsHead | None = None,
         meter_of: Callable[[str, str], CallMeter] = lambda _, label: CallMeter(label),
     ) -> None:
         self.draft_s = 0.0
@@ -307,13 +319,22 @@ class Drafting:
             seeds=tuple(sequence.seed for sequence in sequences),
             linear_only=read_only(linear_only),
             head=None if self._head is None else functools.partial(self._ask_head, self._head, slots, most),
+            rank=None if self._head is None else functools.partial(self._rank, self._head, slots),
         )
 
-    def _ask_head(self, head: Callable[[HeadBatch], Int32Array], slots: Int32Array, most: Int32Array) -> Int32Array:
+    def _ask_head(self, head: SupportsHead, slots: Int32Array, most: Int32Array) -> Int32Array:
         """Return the drafts of the model's head for running sequences."""
+        rows, newest = self._places(slots)
+        return head.draft(HeadBatch(rows=rows, positions=newest, num_drafts=most))
+
+    def _rank(self, head: SupportsHead, slots: Int32Array, **level: Any) -> HeadGuesses:
+        """Return what the model's head ranks first after nodes of draft trees of running sequences."""
+        rows, newest = self._places(slots)
+        return head.rank(HeadNodes(rows=rows, positions=newest, **level))
+
+    def _places(self, slots: Int32Array) -> tuple[Int32Array, Int32Array]:
         table = self._state.table
-        rows, newest = table.row[slots], table.num_computed_tokens[slots] - 1
-        return head(HeadBatch(rows=rows.astype(np.int32), positions=newest.astype(np.int32), num_drafts=most))
+        return table.row[slots].astype(np.int32), (table.num_computed_tokens[slots] - 1).astype(np.int32)
 
     def _verified_step(
         self, plan: Plan, output: StepOutput, num_drafts: Int32Array, num_accepted: Int32Array

@@ -318,7 +318,7 @@ def test_sequoia_learns_where_the_text_goes(tiny: Path) -> None:
         drafts = made.propose(draft_view([history], requests=request))
     assert drafts.parents is not None
     assert int((drafts.parents < 0).sum()) == 2 > before - 1
-    assert made._acceptance.rates[1] > made._acceptance.rates[0]
+    assert made._trees._acceptance.rates[1] > made._trees._acceptance.rates[0]
 
 
 def test_trees_need_a_backend_that_takes_them_and_certain_drafts(tiny: Path) -> None:
