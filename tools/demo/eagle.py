@@ -88,6 +88,7 @@ class EagleHead(nn.Module):
             num_attention_heads=like.num_attention_heads,
             num_key_value_heads=like.num_key_value_heads,
             head_dim=like.hidden_size // like.num_attention_heads,
+            rms_norm_eps=like.rms_norm_eps,
             max_position_embeddings=MAX_POSITIONS,
             bos_token_id=None,
             eos_token_id=like.eos_token_id,

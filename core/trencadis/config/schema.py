@@ -79,7 +79,7 @@ class ModelConfig:
     )
     head: str = setting(
         "",
-        "Head that drafts from the model's hidden states, for speculation.name = head: a directory, or mtp for the MTP layer of the model's own files.",
+        "Head that drafts from the model's hidden states, for speculation.name = head: a directory, demo-head for the demo, or mtp for the MTP layer of the model's own files.",
     )
     revision: str = setting("", "Commit or tag of a hub id.")
     trust_remote_code: bool = setting(False, "Run model code that comes with the model.")

@@ -1311,7 +1311,7 @@ def check_head(speculation: Speculation | None, executor: Executor) -> None:
         )
     raise CapabilityError(
         f"[speculation]: {drafter} drafts with a head of the model, and none was loaded.",
-        hint="Set model.head to the directory of a head that was trained for this model, or to mtp if its files bring one, or choose another speculator.",
+        hint="Set model.head to the directory of a head that was trained for this model, to demo-head for the demo, or to mtp if its files bring one; or choose another speculator.",
     )
 
 

@@ -12,7 +12,13 @@ from trencadis.errors import ModelLoadError
 
 __all__ = ["check_model_path", "is_hub_id", "resolve_model_path"]
 
-_BUILT_IN = {"demo": "target", "demo-draft": "draft", "demo-distilled": "distilled", "demo-parallel": "parallel"}
+_BUILT_IN = {
+    "demo": "target",
+    "demo-draft": "draft",
+    "demo-distilled": "distilled",
+    "demo-parallel": "parallel",
+    "demo-head": "head",
+}
 """Names of the models in this package, and their directories under ``demo/``."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -26,7 +32,8 @@ _FORMS = 'Give a directory with config.json, a .gguf file, "demo", or a hub id s
 def resolve_model_path(path: str) -> str:
     """Return where a model is. Pure.
 
-    ``"demo"`` and its draft models ``"demo-draft"``, ``"demo-distilled"`` and ``"demo-parallel"`` are directories in this package; anything else is returned as it is.
+    ``"demo"``, its draft models ``"demo-draft"``, ``"demo-distilled"`` and ``"demo-parallel"`` and its head ``"demo-head"`` are directories in
+    this package; anything else is returned as it is.
     """
     if path not in _BUILT_IN:
         return path
