@@ -108,10 +108,15 @@ class HeadDrafter:
             positions: int64 ``[T]``.
             slots: Where keys and values go, int64 ``[T]``.
         """
-        rows = to_device(np.repeat(one.rows, one.query_lens).astype(np.int64), positions.device)
-        hidden = self._head.combine(states)
-        keys, values = self._head.keys_and_values(hidden, self._tokens(rows, positions + 1), positions)
-        self._cache.write(self._head.layer.index, slots, keys, values)
+        owners, cached = np.repeat(one.rows, one.query_lens), self._cache.layer(self._head.layer.index)
+        if self._head.loop is not None and cached[0].dtype is torch.float32:
+            following = self._rows.tokens.numpy()[owners, positions.numpy() + 1]
+            hidden = self._head.loop.follow(states, following, positions, slots, cached=cached)
+        else:
+            rows = to_device(owners.astype(np.int64), positions.device)
+            hidden = self._head.combine(states)
+            keys, values = self._head.keys_and_values(hidden, self._tokens(rows, positions + 1), positions)
+            self._cache.write(self._head.layer.index, slots, keys, values)
         firsts = np.cumsum(one.query_lens) - one.query_lens
         place = len(self._hidden)
         self._hidden.append(hidden)

@@ -99,6 +99,7 @@ class Eagle(nn.Module):
         )
         self._weights = {}
         parts = HeadParts(
+            states=self._fc,
             linear=(self._qkv, self._out, self._gate_up, self._down, self._head),
             norms=(self._embedding_norm, self._hidden_norm, self._mlp_norm, self._final_norm),
             eps=self._eps,

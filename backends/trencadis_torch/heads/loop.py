@@ -1,4 +1,4 @@
-"""All drafts of a head in one call of ``decoder.cpp``: its layer is laid out as those of a decoder are.
+"""A head on a CPU: all its drafts, or what it reads of a pass, in one call of ``decoder.cpp``. Its layer is laid out as those of a decoder.
 
 Drafts attend to their texts where these are cached, and to the drafts before, which stay beside the cache.
 
@@ -18,11 +18,12 @@ from torch import nn
 
 from trencadis.records import Int32Array
 from trencadis_torch.linear.heads import Heads
-from trencadis_torch.linear.native import ACTIVATIONS, Product, product, threads_for
+from trencadis_torch.linear.native import ACTIVATIONS, product, threads_for
 from trencadis_torch.linear.native_decoder import (
     AngleTable,
     Decoder,
     DraftSteps,
+    Followed,
     Joined,
     Layer,
     NativeDecoder,
@@ -42,6 +43,7 @@ class HeadParts:
     """What a head is made of.
 
     Attributes:
+        states: Makes the head's hidden state from the model's.
         linear: Queries, keys and values; attention's output; gates and values; down; logits.
         norms: Of embeddings, of hidden states, before the MLP, before the logits.
         eps: Of the norms.
@@ -52,6 +54,7 @@ class HeadParts:
         target_ids: Token of each draft token; None: the same number.
     """
 
+    states: Any
     linear: tuple[Any, Any, Any, Any, Any]
     norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
     eps: float
@@ -70,7 +73,7 @@ def draft_loop(parts: HeadParts, library: NativeDecoder | None) -> DraftLoop | N
         library: Compiled.
     """
     rows = parts.embeddings
-    packed = [*parts.linear, *([rows.head] if isinstance(rows, RowsEmbedding) else [])]
+    packed = [parts.states, *parts.linear, *([rows.head] if isinstance(rows, RowsEmbedding) else [])]
     is_table = type(rows) is nn.Embedding and rows.weight.dtype is torch.float32 and rows.weight.is_contiguous()
     if library is None or not all(isinstance(one, PackedLinear) for one in packed):
         return None
@@ -89,7 +92,12 @@ class DraftLoop:
         self._parts, self._library = parts, library
         heads, (qkv, out, gate_up, down, head) = parts.heads, parts.linear
         norms = [Norm(weight=one.data_ptr(), eps=parts.eps) for one in parts.norms]
-        self._joined = Joined(embedding_norm=norms[0], hidden_norm=norms[1], keeps_normed=parts.keeps_normed)
+        states = product(parts.states.packed)
+        # What a pass leaves of its tokens is the hidden state before the norm.
+        self._joined = [
+            Joined(states=states, embedding_norm=norms[0], hidden_norm=norms[1], keeps_normed=keeps)
+            for keeps in (parts.keeps_normed, False)
+        ]
         layer = Layer(
             qkv=product(qkv.packed),
             out=product(out.packed),
@@ -104,16 +112,15 @@ class DraftLoop:
             attended_scale=1.0,
             projected_scale=1.0,
         )
-        self._decoder = Decoder(
+        common: dict[str, Any] = dict(
             layers=layer_array([layer]),
             head=product(head.packed),
             final_norm=norms[3],
-            joined=ctypes.pointer(self._joined),
             num_layers=1,
             hidden_size=out.out_features,
-            embedding_scale=1.0,
+            **self._embedding(parts.embeddings),
         )
-        self._embed(parts.embeddings)
+        self._decoder, self._following = (Decoder(joined=ctypes.pointer(one), **common) for one in self._joined)
         self._num_products = sum(one.out_features * one.in_features for one in parts.linear) // len(parts.linear)
         cosines, sines = parts.angles
         table = AngleTable(cosines=cosines.data_ptr(), sines=sines.data_ptr(), num_turned=cosines.shape[1])
@@ -126,14 +133,44 @@ class DraftLoop:
         self._pass, self._capacity = Pass(angles=ctypes.addressof(self._angles)), 0
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def _embed(self, embeddings: Any) -> None:
-        made = self._decoder
+    def _embedding(self, embeddings: Any) -> dict[str, Any]:
         if isinstance(embeddings, RowsEmbedding):
-            self._table: Product = product(embeddings.head.packed)
-            made.table, made.embedding_scale = ctypes.pointer(self._table), embeddings.scale
-            made.num_embeddings = embeddings.head.out_features
-        else:
-            made.embeddings, made.num_embeddings = embeddings.weight.data_ptr(), len(embeddings.weight)
+            size, table = embeddings.head.out_features, ctypes.pointer(product(embeddings.head.packed))
+            return {"table": table, "embedding_scale": embeddings.scale, "num_embeddings": size}
+        weight = embeddings.weight
+        return {"embeddings": weight.data_ptr(), "embedding_scale": 1.0, "num_embeddings": len(weight)}
+
+    def follow(
+        self,
+        states: torch.Tensor,
+        tokens: np.ndarray,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        *,
+        cached: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """Write keys and values of a pass's tokens; return what the head reads of them, ``[T, H]``.
+
+        Args:
+            states: Hidden states of the model, float32 ``[T, S]``.
+            tokens: The token after each, ``[T]``.
+            positions: int64 ``[T]``.
+            slots: Where keys and values go, int64 ``[T]``.
+            cached: Keys and values, float32 ``[blocks, block size, KV, D]`` each; written.
+
+        Raises:
+            IndexError: A token has no embedding.
+        """
+        one, size, ids = self._pass, len(states), tokens.astype(np.int64)
+        self._reserve(size, 0)
+        hidden = torch.empty(size, self._widths["hidden"])
+        held = [states.contiguous(), positions.contiguous(), slots.contiguous()]
+        one.hidden, one.num_tokens = hidden.data_ptr(), size
+        one.token_ids, one.positions = ids.ctypes.data, held[1].data_ptr()
+        keys, values = (part.data_ptr() for part in cached)
+        read = Followed(states=held[0].data_ptr(), slots=held[2].data_ptr(), keys=keys, values=values)
+        _check(self._library.follow(*(ctypes.addressof(part) for part in (self._following, one, read))))
+        return hidden
 
     def draft(
         self,
@@ -171,6 +208,7 @@ class DraftLoop:
         )
         found = np.zeros((most, size), np.int32)
         targets, one, heads = self._parts.target_ids, self._pass, self._parts.heads
+        one.hidden = self._buffers["hidden"].data_ptr()
         one.token_ids, one.positions, one.kept = ids.ctypes.data, positions.ctypes.data, self._kept.ctypes.data
         steps = DraftSteps(
             keys=cached[0].data_ptr(),
@@ -194,9 +232,7 @@ class DraftLoop:
             num_kv_heads=heads.num_kv_heads,
             head_dim=heads.head_dim,
         )
-        at = [ctypes.addressof(part) for part in (self._decoder, one, steps)]
-        if self._library.draft(*at):
-            raise IndexError("index out of range: a token id has no embedding")
+        _check(self._library.draft(*(ctypes.addressof(part) for part in (self._decoder, one, steps))))
         drafts = np.empty((size, most), np.int32)
         drafts[order] = found.T
         return drafts
@@ -221,3 +257,8 @@ class DraftLoop:
             self._drafted = torch.empty(0)
         if self._drafted.numel() < 2 * most * size * self._kv_size:
             self._drafted = torch.empty(2 * most * size * self._kv_size)
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise IndexError("index out of range: a token id has no embedding")

@@ -53,6 +53,7 @@ struct Layer {
 
 // What a head's layer begins with: the token's embedding beside the hidden state that is handed in.
 struct Joined {
+    Product states;        // makes that hidden state from those of a model
     Norm embedding_norm, hidden_norm;
     int64_t keeps_normed;  // attention's output is added to the normed hidden state; else to the one before
 };
@@ -127,8 +128,16 @@ struct Drafts {
     int64_t count, step;                   // sequences that are left, drafts before
 };
 
+// Tokens of a model's pass that a head reads. The pass leaves its hidden states in `hidden`.
+struct Followed {
+    const float* states;     // of the model [T, states.num_inputs]
+    const int64_t* slots;    // where keys and values go [T]
+    float *keys, *values;    // of the cache [slots, KV, D]
+};
+
 int64_t widest_input(const Decoder& d) {
     int64_t widest = d.hidden_size;
+    if (d.joined && d.joined->states.num_inputs > widest) widest = d.joined->states.num_inputs;
     for (int64_t i = 0; i < d.num_layers; ++i)
         for (int64_t inputs : {d.layers[i].qkv.num_inputs, d.layers[i].out.num_inputs, d.layers[i].down.num_inputs})
             widest = inputs > widest ? inputs : widest;
@@ -138,6 +147,7 @@ int64_t widest_input(const Decoder& d) {
 // Bytes of the widest row that is quantised; 0: none is.
 int64_t widest_bytes(const Decoder& d) {
     int64_t widest = row_bytes(d.head);
+    if (d.joined && row_bytes(d.joined->states) > widest) widest = row_bytes(d.joined->states);
     for (int64_t i = 0; i < d.num_layers; ++i)
         for (const Product* w : {&d.layers[i].qkv, &d.layers[i].out, &d.layers[i].gate_up, &d.layers[i].down})
             widest = row_bytes(*w) > widest ? row_bytes(*w) : widest;
@@ -195,6 +205,21 @@ class Member {
         multiply(d.head, last, Linear{d.head.bias, p.logits, d.head.num_outputs, d.head.num_outputs, d.head.num_inputs});
         mark(HEAD);
         return failed;
+    }
+
+    void follow(const Followed& f) {
+        const Product& w = d.joined->states;
+        multiply(w, input(f.states, w.num_inputs, w), Linear{w.bias, hidden, w.num_outputs, w.num_outputs, w.num_inputs});
+        embed();
+        const Layer& layer = d.layers[0];
+        heads(layer);
+        const int64_t size = layer.num_kv_heads * layer.head_dim, before = layer.num_heads * layer.head_dim;
+#pragma omp for schedule(static)
+        for (int64_t m = 0; m < rows; ++m) {
+            const float* const made = p.qkv + m * layer.qkv.num_outputs + before;
+            std::memcpy(f.keys + f.slots[m] * size, made, static_cast<size_t>(size) * sizeof(float));
+            std::memcpy(f.values + f.slots[m] * size, made + size, static_cast<size_t>(size) * sizeof(float));
+        }
     }
 
    private:
@@ -624,12 +649,31 @@ int64_t attend_drafts(const void* call) {
     return 0;
 }
 
+// Have every thread of a team do its part of a pass. Returns as trencadis_decode.
+template <typename Part>
+int64_t in_team(const Decoder& decoder, const Pass& pass, const Part& part) {
+    for (int64_t m = 0; m < pass.num_tokens; ++m)
+        if (pass.token_ids[m] < 0 || pass.token_ids[m] >= decoder.num_embeddings) return 2;
+    int64_t failed = 0;
+#pragma omp parallel num_threads(static_cast<int>(pass.num_threads)) if (pass.num_threads > 1) reduction(| : failed)
+    {
+#ifdef _OPENMP
+        const int64_t thread = omp_get_thread_num();
+#else
+        const int64_t thread = 0;
+#endif
+        Member member(decoder, pass, thread);
+        failed |= part(member);
+    }
+    return failed ? 1 : 0;
+}
+
 }  // namespace
 
 extern "C" {
 
 // Bytes of the structures that the caller makes.
-int64_t trencadis_decoder_bytes() { return sizeof(Decoder) + sizeof(Layer) + sizeof(Pass) + sizeof(Guesses) + sizeof(Joined) + sizeof(Drafts); }
+int64_t trencadis_decoder_bytes() { return sizeof(Decoder) + sizeof(Layer) + sizeof(Pass) + sizeof(Guesses) + sizeof(Joined) + sizeof(Drafts) + sizeof(Followed); }
 
 int64_t trencadis_decoder_parts() { return NUM_PARTS; }
 
@@ -651,19 +695,15 @@ int64_t trencadis_decoder_mixing(const Decoder* decoder, int64_t num_tokens) {
 // Write the logits of the kept tokens, and keys and values of all. Returns 0; 1 if attention found no memory; 2 if a token has no
 // embedding.
 int64_t trencadis_decode(const Decoder* decoder, const Pass* pass) {
-    for (int64_t m = 0; m < pass->num_tokens; ++m)
-        if (pass->token_ids[m] < 0 || pass->token_ids[m] >= decoder->num_embeddings) return 2;
-    int64_t failed = 0;
-#pragma omp parallel num_threads(static_cast<int>(pass->num_threads)) if (pass->num_threads > 1) reduction(| : failed)
-    {
-#ifdef _OPENMP
-        const int64_t thread = omp_get_thread_num();
-#else
-        const int64_t thread = 0;
-#endif
-        failed |= Member(*decoder, *pass, thread).run();
-    }
-    return failed ? 1 : 0;
+    return in_team(*decoder, *pass, [](Member& member) { return member.run(); });
+}
+
+// Write a head's hidden states of a pass's tokens, and its keys and values. Returns as trencadis_decode.
+int64_t trencadis_follow(const Decoder* decoder, const Pass* pass, const Followed* f) {
+    return in_team(*decoder, *pass, [f](Member& member) {
+        member.follow(*f);
+        return 0;
+    });
 }
 
 // Guess until every sequence has its own number, or one is too unlikely, from the logits [B, V] that the pass has; they are overwritten.

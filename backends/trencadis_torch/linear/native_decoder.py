@@ -19,6 +19,7 @@ __all__ = [
     "AngleTable",
     "Decoder",
     "DraftSteps",
+    "Followed",
     "Guesses",
     "Joined",
     "Layer",
@@ -71,9 +72,9 @@ class Layer(ctypes.Structure):
 
 
 class Joined(ctypes.Structure):
-    """Norms of embedding and hidden state that a head's layer begins with, side by side."""
+    """What makes a head's hidden state, and the norms of embedding and hidden state that its layer begins with, side by side."""
 
-    _fields_ = (("embedding_norm", Norm), ("hidden_norm", Norm), ("keeps_normed", _INT))
+    _fields_ = (("states", Product), ("embedding_norm", Norm), ("hidden_norm", Norm), ("keeps_normed", _INT))
 
 
 class Decoder(ctypes.Structure):
@@ -132,6 +133,12 @@ class DraftSteps(ctypes.Structure):
     )
 
 
+class Followed(ctypes.Structure):
+    """Tokens of a model's pass that a head reads."""
+
+    _fields_ = tuple((name, _AT) for name in ("states", "slots", "keys", "values"))
+
+
 class NativeDecoder:
     """The library, loaded.
 
@@ -148,13 +155,15 @@ class NativeDecoder:
             function.restype, function.argtypes = _INT, arguments
         library.trencadis_decode.restype, library.trencadis_decode.argtypes = _INT, [_AT, _AT]
         library.trencadis_guess.restype, library.trencadis_guess.argtypes = _INT, [_AT, _AT, _AT]
+        library.trencadis_follow.restype, library.trencadis_follow.argtypes = _INT, [_AT, _AT, _AT]
         library.trencadis_draft.restype, library.trencadis_draft.argtypes = _INT, [_AT, _AT, _AT]
-        size = sum(map(ctypes.sizeof, (Decoder, Layer, Pass, Guesses, Joined, DraftSteps)))
+        size = sum(map(ctypes.sizeof, (Decoder, Layer, Pass, Guesses, Joined, DraftSteps, Followed)))
         if (library.trencadis_decoder_bytes(), library.trencadis_decoder_parts()) != (size, len(PARTS)):
             raise BackendError(f"{SOURCE.name} takes other structures than are given: remove its cache.")
         self.decode: Any = library.trencadis_decode
         self.guess: Any = library.trencadis_guess
         self.draft: Any = library.trencadis_draft
+        self.follow: Any = library.trencadis_follow
         self._library = library
 
     def sizes(self, decoder: Decoder) -> tuple[int, int]:
