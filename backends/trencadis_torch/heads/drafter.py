@@ -215,12 +215,11 @@ class HeadDrafter:
         self, loop: DraftLoop, hidden: torch.Tensor, rows: Int32Array, newest: Int32Array, counts: Int32Array
     ) -> Int32Array:
         """Return the same drafts as :meth:`_continued`, int32 ``[B, most]``; what is beyond a sequence's number does not count."""
-        row = torch.from_numpy(rows.astype(np.int64))
-        tokens = self._tokens(row, torch.from_numpy(newest.astype(np.int64)) + 1)
+        tokens = self._rows.tokens.numpy()[rows, newest + 1]
         cached, tables = self._cache.layer(self._head.layer.index), self._rows.tables
         if cached[0].dtype is not torch.float32:
             # As if every text were one block.
-            cached = self._context(row, int(newest.max()) + 1, torch.float32)
+            cached = self._context(torch.from_numpy(rows.astype(np.int64)), int(newest.max()) + 1, torch.float32)
             rows = np.arange(len(rows), dtype=np.int32)
             tables = torch.from_numpy(rows[:, None].copy())
         return loop.draft(hidden, tokens, newest, counts, cached=cached, tables=tables, rows=rows)

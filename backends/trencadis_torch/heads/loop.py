@@ -125,12 +125,20 @@ class DraftLoop:
         cosines, sines = parts.angles
         table = AngleTable(cosines=cosines.data_ptr(), sines=sines.data_ptr(), num_turned=cosines.shape[1])
         self._angles = (AngleTable * 1)(table)
+        targets = parts.target_ids
+        self._steps = DraftSteps(
+            target_ids=None if targets is None else targets.data_ptr(),
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+        )
         self._kv_size = heads.num_kv_heads * heads.head_dim
         hidden, inside = out.out_features, gate_up.out_features // 2
         widths = (hidden, hidden, 2 * hidden, qkv.out_features, out.in_features, inside, 2 * inside, head.out_features)
         self._widths = dict(zip(_BUFFERS, widths, strict=True))
         self._widest, self._scratch_floats = library.sizes(self._decoder)
-        self._pass, self._capacity = Pass(angles=ctypes.addressof(self._angles)), 0
+        self._pass = Pass(angles=ctypes.addressof(self._angles), scratch_floats=self._scratch_floats)
+        self._capacity, self._drafted, self._scratch = 0, torch.empty(0), torch.empty(0)
         self._buffers: dict[str, torch.Tensor] = {}
 
     def _embedding(self, embeddings: Any) -> dict[str, Any]:
@@ -175,7 +183,7 @@ class DraftLoop:
     def draft(
         self,
         hidden: torch.Tensor,
-        tokens: torch.Tensor,
+        tokens: np.ndarray,
         newest: Int32Array,
         counts: Int32Array,
         *,
@@ -200,38 +208,23 @@ class DraftLoop:
         order = np.argsort(-counts, kind="stable")
         size, most = len(order), int(counts.max())
         self._reserve(size, most)
-        self._buffers["hidden"][:size] = hidden[torch.from_numpy(order)]
-        ids = tokens.numpy()[order].astype(np.int64)
+        self._buffers["hidden"].numpy()[:size] = hidden.numpy()[order]
+        ids = tokens[order].astype(np.int64)
         positions = newest[order].astype(np.int64)
         lengths, sorted_rows, sorted_counts = (
             np.ascontiguousarray(array[order], np.int32) for array in (newest + 1, rows, counts)
         )
         found = np.zeros((most, size), np.int32)
-        targets, one, heads = self._parts.target_ids, self._pass, self._parts.heads
+        one, steps = self._pass, self._steps
         one.hidden = self._buffers["hidden"].data_ptr()
         one.token_ids, one.positions, one.kept = ids.ctypes.data, positions.ctypes.data, self._kept.ctypes.data
-        steps = DraftSteps(
-            keys=cached[0].data_ptr(),
-            values=cached[1].data_ptr(),
-            tables=tables.data_ptr(),
-            rows=sorted_rows.ctypes.data,
-            lengths=lengths.ctypes.data,
-            draft_keys=self._drafted.data_ptr(),
-            draft_values=self._drafted.data_ptr() + 4 * most * size * self._kv_size,
-            counts=sorted_counts.ctypes.data,
-            token_ids=ids.ctypes.data,
-            positions=positions.ctypes.data,
-            tokens=found.ctypes.data,
-            target_ids=None if targets is None else targets.data_ptr(),
-            qkv=one.qkv,
-            attended=one.attended,
-            table_stride=tables.stride(0),
-            block_size=cached[0].shape[1],
-            num_sequences=size,
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
-        )
+        steps.keys, steps.values = cached[0].data_ptr(), cached[1].data_ptr()
+        steps.tables, steps.table_stride, steps.block_size = tables.data_ptr(), tables.stride(0), cached[0].shape[1]
+        steps.rows, steps.lengths, steps.counts = (part.ctypes.data for part in (sorted_rows, lengths, sorted_counts))
+        steps.draft_keys = self._drafted.data_ptr()
+        steps.draft_values = steps.draft_keys + 4 * most * size * self._kv_size
+        steps.token_ids, steps.positions, steps.tokens = one.token_ids, one.positions, found.ctypes.data
+        steps.qkv, steps.attended, steps.num_sequences = one.qkv, one.attended, size
         _check(self._library.draft(*(ctypes.addressof(part) for part in (self._decoder, one, steps))))
         drafts = np.empty((size, most), np.int32)
         drafts[order] = found.T
@@ -248,13 +241,10 @@ class DraftLoop:
             for name, buffer in self._buffers.items():
                 setattr(one, name, buffer.data_ptr())
             self._bytes = torch.empty(size * self._widest, dtype=torch.uint8)
-            self._scratch = torch.empty(torch.get_num_threads() * self._scratch_floats)
-            one.bytes, one.scratch, one.scratch_floats = (
-                self._bytes.data_ptr(),
-                self._scratch.data_ptr(),
-                self._scratch_floats,
-            )
-            self._drafted = torch.empty(0)
+            one.bytes = self._bytes.data_ptr()
+        if self._scratch.numel() < one.num_threads * self._scratch_floats:
+            self._scratch = torch.empty(one.num_threads * self._scratch_floats)
+            one.scratch = self._scratch.data_ptr()
         if self._drafted.numel() < 2 * most * size * self._kv_size:
             self._drafted = torch.empty(2 * most * size * self._kv_size)
 
