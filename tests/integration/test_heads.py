@@ -24,6 +24,7 @@ from support.strategies.head_engines import (
     tree_tables,
 )
 from support.strategies.heads import reference_drafts, reference_logprobs, save_head, save_verifier
+from trencadis import LLM
 from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.errors import CapabilityError, ConfigValueError, TrencadisError
@@ -205,6 +206,25 @@ def test_a_draft_length_may_rest_and_the_head_goes_on_where_it_was(verifier: Pat
     serve(engine, GREEDY, PROMPTS[:2])
     engine.close()
     check_drafts(asked, verifier, head, every=2)
+
+
+@pytest.mark.parametrize("tree", ["none", "top_k"])
+def test_the_demo_s_head_drafts_what_the_demo_writes(tree: str) -> None:
+    """It was taught on answers to other prompts; the quantities are far below those of its card."""
+    prompt = [{"role": "user", "content": "Tell me of a journey over the sea, and of those who came home."}]
+    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+    found = []
+    for name in ("none", "head"):
+        with LLM(
+            model={"path": "demo", "head": "" if name == "none" else "demo-head"},
+            speculation={"name": name, "head": {"tree": tree, "max_draft_tokens": 6, "tree_depth": 6}},
+            draft_length={"name": "fixed"},
+            cache={"num_blocks": 64},
+        ) as llm:
+            (output,) = llm.chat([prompt], params)
+            found.append((output.outputs[0].token_ids, llm.totals()["num_steps"]))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] <= 64 / 2
 
 
 # ------------------------------------------------------------------------------------------------------------- trees

@@ -25,7 +25,7 @@ class Library:
     def __init__(self, **numbers):
         for name in ("bytes", "parts", "widest", "scratch", "mixing"):
             setattr(self, f"trencadis_decoder_{name}", self.function(numbers.get(name, 0)))
-        self.trencadis_decode = self.trencadis_guess = self.function(0)
+        self.trencadis_decode = self.trencadis_guess = self.trencadis_draft = self.trencadis_follow = self.function(0)
 
     @staticmethod
     def function(number):
