@@ -230,7 +230,7 @@ class PassRunner:
         Args:
             head: Writes.
             one: The pass.
-            inputs: Of the pass.
+            inputs: The pass as the model got it.
             gate: That each layer waits at.
             stood: The tokens that follow each other, where drafts branched; None: all.
         """

@@ -30,8 +30,8 @@ class Growth:
 
     Args:
         head: Computes.
-        keys: From the cache, ``[B, L, KV, D]``.
-        values: As many.
+        keys: Cached keys, ``[B, L, KV, D]``.
+        values: Cached values, ``[B, L, KV, D]``.
         newest: Newest position of each sequence, int64 ``[B]``; up to there keys count.
         room: Drafts of a sequence that are to be expected.
     """
@@ -55,7 +55,7 @@ class Growth:
         """Return logits after the newest tokens, ``[B, V]``; their keys and values are in the cache.
 
         Args:
-            hidden: What the head reads of the newest positions, ``[B, H]``.
+            hidden: Input of the head at the newest positions, ``[B, H]``.
             tokens: The newest tokens, int64 ``[B]``.
         """
         everyone = np.arange(len(tokens))

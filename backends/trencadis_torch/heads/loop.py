@@ -45,10 +45,10 @@ class HeadParts:
     Attributes:
         states: Makes the head's hidden state from the model's.
         linear: Queries, keys and values; attention's output; gates and values; down; logits.
-        norms: Of embeddings, of hidden states, before the MLP, before the logits.
-        eps: Of the norms.
-        embeddings: Of tokens.
-        heads: Of attention.
+        norms: Weights of four: embeddings, hidden states, before the MLP, before the logits.
+        eps: Epsilon of these norms.
+        embeddings: Module that embeds tokens.
+        heads: Sizes of attention.
         keeps_normed: Attention's output is added to the normed hidden state.
         angles: Cosines and sines of all positions.
         target_ids: Token of each draft token; None: the same number.
@@ -194,7 +194,7 @@ class DraftLoop:
         """Return the most likely tokens, one after the other, int32 ``[B, G]``; those beyond a sequence's number are 0.
 
         Args:
-            hidden: What the head reads of the newest positions, ``[B, H]``.
+            hidden: Input of the head at the newest positions, ``[B, H]``.
             tokens: The tokens after these, ``[B]``.
             newest: The positions, ``[B]``.
             counts: Drafts of each sequence, at least 1, ``[B]``.
@@ -235,7 +235,8 @@ class DraftLoop:
         one = self._pass
         one.num_threads = threads_for(size * self._num_products)
         if size > self._capacity:
-            self._capacity = size
+            # Memory that was never written costs nothing.
+            self._capacity = size = 1 << (size - 1).bit_length()
             self._kept = np.arange(size, dtype=np.int64)
             self._buffers = {name: torch.empty(size, width) for name, width in self._widths.items()}
             for name, buffer in self._buffers.items():

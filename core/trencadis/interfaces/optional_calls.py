@@ -178,8 +178,8 @@ class HeadNodes:
     """Nodes of draft trees that a head is to look beyond, level by level; the first level are the newest tokens themselves.
 
     Attributes:
-        rows: As in ``HeadBatch``, int32 ``[num_sequences]``; the same in all levels of a tree, like ``positions``.
-        positions: As in ``HeadBatch``.
+        rows: Device row of each sequence, int32 ``[num_sequences]``; the same in all levels of a tree, like ``positions``.
+        positions: Newest token of each that was computed, int32 ``[num_sequences]``; the row knows one token more.
         owners: Sequence of each node, int32 ``[num_nodes]``; without nodes trees begin, and those of before are forgotten.
         token_ids: Their tokens, int32 ``[num_nodes]``.
         parents: The node before each, int32 ``[num_nodes]``: its place among all nodes of its sequence that earlier levels had, in their

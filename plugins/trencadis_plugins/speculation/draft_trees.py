@@ -205,11 +205,11 @@ class Trees:
         """Keep a tree until the text after it is known, where shapes follow from that.
 
         Args:
-            slot: Of the sequence.
+            slot: Slot of the sequence.
             request: Its request.
             size: Tokens of its text.
-            tokens: Of the nodes, in tokens of the text.
-            shape: Of the tree.
+            tokens: Its nodes, in tokens of the text.
+            shape: Their shape.
         """
         if self._config.tree == "sequoia":
             self._grown[slot] = (request, size, tokens, shape)

@@ -112,7 +112,7 @@ def check_trees(
     Args:
         asked: The drafts.
         tree: Settings that they were made with.
-        logprobs: Of the token after a text and drafts that follow each other.
+        logprobs: Log-probabilities of the token after a text and drafts that follow each other.
         every: Which of them.
     """
     settings, num_branching = TREES[tree], 0
