@@ -741,7 +741,8 @@ int64_t trencadis_draft(const Decoder* decoder, Pass* pass, Drafts* a) {
         const int64_t failed = trencadis_decode(decoder, pass);
         if (failed) return failed;
         for (int64_t i = 0; i < a->count; ++i) {
-            const int64_t chosen = largest(pass->logits + i * decoder->head.num_outputs, decoder->head.num_outputs, nullptr);
+            const int64_t size = decoder->head.num_outputs;
+            const int64_t chosen = likeliest(pass->logits + i * size, size, nullptr, 1.0f, 0.0f).token;
             a->token_ids[i] = a->target_ids ? a->target_ids[chosen] : chosen;
             a->tokens[a->step * a->num_sequences + i] = static_cast<int32_t>(a->token_ids[i]);
             ++a->positions[i];
