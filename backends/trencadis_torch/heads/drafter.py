@@ -135,9 +135,9 @@ class HeadDrafter:
         rows, newest, counts = batch.rows[chosen], batch.positions[chosen], batch.num_drafts[chosen]
         most = int(counts.max())
         if self._head.loop is None:
-            drafts = self._continued(hidden, rows, newest, most).cpu().numpy()
+            drafts = self._continued(hidden, rows, newest, most, batch.min_probability).cpu().numpy()
         else:
-            drafts = self._in_one_call(self._head.loop, hidden, rows, newest, counts)
+            drafts = self._in_one_call(self._head.loop, hidden, rows, newest, counts, batch.min_probability)
         found[chosen, :most] = np.where(np.arange(most) < counts[:, None], drafts, -1)
         return found
 
@@ -182,20 +182,29 @@ class HeadDrafter:
     def _tokens(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         return self._rows.tokens[rows, columns].long()
 
-    def _continued(self, hidden: torch.Tensor, rows: Int32Array, newest: Int32Array, most: int) -> torch.Tensor:
-        """Return the most likely tokens, one after the other, int64 ``[B, most]``.
+    def _continued(
+        self, hidden: torch.Tensor, rows: Int32Array, newest: Int32Array, most: int, min_probability: float
+    ) -> torch.Tensor:
+        """Return the most likely tokens, one after the other, int64 ``[B, most]``; -1 from the first that is too unlikely.
 
         Args:
             hidden: h of the newest positions, ``[B, H]``.
             rows: Row of each sequence.
             newest: Their newest positions.
             most: How many tokens.
+            min_probability: Least probability of a token.
         """
         growth, logits = self._begun(hidden, rows, newest, room=most - 1)
-        everyone, found = np.arange(len(rows)), [self._targets(logits.argmax(-1))]
-        for step in range(most - 1):
-            found.append(self._targets(growth.add(everyone, found[-1], np.full(len(rows), step - 1)).argmax(-1)))
-        return torch.stack(found, 1)
+        everyone, found, chances = np.arange(len(rows)), list[torch.Tensor](), list[torch.Tensor]()
+        for step in range(most):
+            if step:
+                logits = growth.add(everyone, found[-1], np.full(len(rows), step - 2))
+            top = logits.max(-1)
+            found.append(self._targets(top.indices))
+            if min_probability:
+                chances.append((top.values.float() - logits.float().logsumexp(-1)).exp())
+        tokens = torch.stack(found, 1)
+        return tokens.where((torch.stack(chances, 1) >= min_probability).cummin(1).values, -1) if chances else tokens
 
     def _begun(
         self, hidden: torch.Tensor, rows: Int32Array, newest: Int32Array, *, room: int
@@ -212,7 +221,13 @@ class HeadDrafter:
         return ids if table is None else table[ids]
 
     def _in_one_call(
-        self, loop: DraftLoop, hidden: torch.Tensor, rows: Int32Array, newest: Int32Array, counts: Int32Array
+        self,
+        loop: DraftLoop,
+        hidden: torch.Tensor,
+        rows: Int32Array,
+        newest: Int32Array,
+        counts: Int32Array,
+        min_probability: float,
     ) -> Int32Array:
         """Return the same drafts as :meth:`_continued`, int32 ``[B, most]``; what is beyond a sequence's number does not count."""
         tokens = self._rows.tokens.numpy()[rows, newest + 1]
@@ -222,7 +237,9 @@ class HeadDrafter:
             cached = self._context(torch.from_numpy(rows.astype(np.int64)), int(newest.max()) + 1, torch.float32)
             rows = np.arange(len(rows), dtype=np.int32)
             tables = torch.from_numpy(rows[:, None].copy())
-        return loop.draft(hidden, tokens, newest, counts, cached=cached, tables=tables, rows=rows)
+        return loop.draft(
+            hidden, tokens, newest, counts, cached=cached, tables=tables, rows=rows, min_probability=min_probability
+        )
 
     def _context(self, row: torch.Tensor, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cached keys and values of rows, ``[B, length, KV, D]`` each."""

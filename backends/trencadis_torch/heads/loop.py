@@ -190,8 +190,9 @@ class DraftLoop:
         cached: Sequence[torch.Tensor],
         tables: torch.Tensor,
         rows: Int32Array,
+        min_probability: float,
     ) -> Int32Array:
-        """Return the most likely tokens, one after the other, int32 ``[B, G]``; those beyond a sequence's number are 0.
+        """Return the most likely tokens, one after the other, int32 ``[B, G]``; -1 after a sequence's last.
 
         Args:
             hidden: Input of the head at the newest positions, ``[B, H]``.
@@ -201,34 +202,30 @@ class DraftLoop:
             cached: Keys and values of the texts, float32 ``[blocks, block size, KV, D]`` each.
             tables: Blocks of each row, int32 ``[rows, most blocks]``.
             rows: Row of each sequence, ``[B]``.
+            min_probability: A sequence's drafts end before the first that is less probable.
 
         Raises:
             IndexError: A token has no embedding.
         """
-        order = np.argsort(-counts, kind="stable")
-        size, most = len(order), int(counts.max())
+        size, most = len(counts), int(counts.max())
         self._reserve(size, most)
-        self._buffers["hidden"].numpy()[:size] = hidden.numpy()[order]
-        ids = tokens[order].astype(np.int64)
-        positions = newest[order].astype(np.int64)
-        lengths, sorted_rows, sorted_counts = (
-            np.ascontiguousarray(array[order], np.int32) for array in (newest + 1, rows, counts)
-        )
-        found = np.zeros((most, size), np.int32)
+        self._buffers["hidden"].numpy()[:size] = hidden.numpy()
+        ids, positions, columns = np.array([tokens, newest, np.arange(size)], np.int64)
+        lengths, own_rows, own_counts = np.array([newest + 1, rows, counts], np.int32)
+        found = np.full((most, size), -1, np.int32)
         one, steps = self._pass, self._steps
         one.hidden = self._buffers["hidden"].data_ptr()
         one.token_ids, one.positions, one.kept = ids.ctypes.data, positions.ctypes.data, self._kept.ctypes.data
         steps.keys, steps.values = cached[0].data_ptr(), cached[1].data_ptr()
         steps.tables, steps.table_stride, steps.block_size = tables.data_ptr(), tables.stride(0), cached[0].shape[1]
-        steps.rows, steps.lengths, steps.counts = (part.ctypes.data for part in (sorted_rows, lengths, sorted_counts))
+        steps.rows, steps.lengths, steps.counts = (part.ctypes.data for part in (own_rows, lengths, own_counts))
         steps.draft_keys = self._drafted.data_ptr()
         steps.draft_values = steps.draft_keys + 4 * most * size * self._kv_size
+        steps.columns, steps.min_probability = columns.ctypes.data, min_probability
         steps.token_ids, steps.positions, steps.tokens = one.token_ids, one.positions, found.ctypes.data
         steps.qkv, steps.attended, steps.num_sequences = one.qkv, one.attended, size
         _check(self._library.draft(*(ctypes.addressof(part) for part in (self._decoder, one, steps))))
-        drafts = np.empty((size, most), np.int32)
-        drafts[order] = found.T
-        return drafts
+        return found.T
 
     def _reserve(self, size: int, most: int) -> None:
         """Have buffers for so many sequences and drafts of each."""

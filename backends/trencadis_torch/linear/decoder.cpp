@@ -112,20 +112,20 @@ struct Guesses {
     double scale, softcap;                 // what logits are multiplied by before they are probabilities, and bounded by; 0: by nothing
 };
 
-// Drafts of a head, which attend to a text in the cache and to the drafts before. Those with most drafts come first.
+// Drafts of a head, which attend to a text in the cache and to the drafts before. Sequences that have all theirs make room, as in Guesses.
 struct Drafts {
     const float *keys, *values;            // of texts [blocks, block_size, KV, D]
-    const int32_t *tables, *rows;          // block tables [rows, table_stride], row of each sequence [B]
-    const int32_t* lengths;                // tokens of its text that it attends to [B]
+    const int32_t* tables;                 // block tables [rows, table_stride]
+    int32_t *rows, *lengths, *counts;      // row of each sequence, tokens of its text that it attends to, drafts that it gets [B]
     float *draft_keys, *draft_values;      // [most counts, B, KV, D]
-    const int32_t* counts;                 // drafts of each, falling [B]
-    int64_t *token_ids, *positions;        // of the newest tokens [B]; the pass reads these arrays
-    int32_t* tokens;                       // all drafts [most counts, B]
+    int64_t *columns, *token_ids, *positions;  // its column of drafts, its newest token [B]; the pass reads the last two
+    int32_t* tokens;                       // all drafts [most counts, B]; what is not drafted stays as it is
     const int64_t* target_ids;             // token of each draft token; null: the same number
     const float* qkv;                      // of the pass, like attended
     float* attended;
     int64_t table_stride, block_size, num_sequences, num_heads, num_kv_heads, head_dim;
     int64_t count, step;                   // sequences that are left, drafts before
+    double min_probability;                // a draft with less is none, and ends its sequence's
 };
 
 // Tokens of a model's pass that a head reads. The pass leaves its hidden states in `hidden`.
@@ -626,7 +626,7 @@ void attend_draft(const Drafts& a, int64_t sequence, int64_t head) {
         found.add(a.keys + place, a.values + place, count);
     }
     for (int64_t i = 0; i < a.step; ++i) {
-        const int64_t place = (i * a.num_sequences + sequence) * stride + kv_head * size;
+        const int64_t place = (i * a.num_sequences + a.columns[sequence]) * stride + kv_head * size;
         found.add(a.draft_keys + place, a.draft_values + place, 1);
     }
     scale_row(out, 1.0f / found.total, size);
@@ -639,7 +639,7 @@ int64_t attend_drafts(const void* call) {
     // The first one's keys and values are in the cache.
 #pragma omp for schedule(static)
     for (int64_t m = 0; m < (a.step ? a.count : 0); ++m) {
-        const int64_t place = ((a.step - 1) * a.num_sequences + m) * size;
+        const int64_t place = ((a.step - 1) * a.num_sequences + a.columns[m]) * size;
         const float* const made = a.qkv + m * all + a.num_heads * a.head_dim;
         std::memcpy(a.draft_keys + place, made, static_cast<size_t>(size) * sizeof(float));
         std::memcpy(a.draft_values + place, made + size, static_cast<size_t>(size) * sizeof(float));
@@ -647,6 +647,28 @@ int64_t attend_drafts(const void* call) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < a.count * a.num_heads; ++i) attend_draft(a, i / a.num_heads, i % a.num_heads);
     return 0;
+}
+
+// Choose a draft for each of the sequences that are left; those that get another one come first.
+void choose(Drafts& a, int64_t hidden_size, int64_t vocab_size, const Pass& pass) {
+    for (int64_t i = 0; i < a.count; ++i) {
+        const Choice choice = likeliest(pass.logits + i * vocab_size, vocab_size, nullptr, 1.0f, 0.0f);
+        if (choice.probability < a.min_probability) {
+            a.counts[i] = 0;
+            continue;
+        }
+        a.token_ids[i] = a.target_ids ? a.target_ids[choice.token] : choice.token;
+        a.tokens[a.step * a.num_sequences + a.columns[i]] = static_cast<int32_t>(a.token_ids[i]);
+        ++a.positions[i];
+    }
+    for (int64_t i = a.count - 1; i >= 0; --i) {
+        if (a.counts[i] > a.step + 1) continue;
+        const int64_t last = --a.count;
+        a.rows[i] = a.rows[last], a.lengths[i] = a.lengths[last], a.counts[i] = a.counts[last];
+        a.columns[i] = a.columns[last], a.token_ids[i] = a.token_ids[last], a.positions[i] = a.positions[last];
+        std::memmove(pass.hidden + i * hidden_size, pass.hidden + last * hidden_size,
+                     static_cast<size_t>(hidden_size) * sizeof(float));
+    }
 }
 
 // Have every thread of a team do its part of a pass. Returns as trencadis_decode.
@@ -728,26 +750,19 @@ int64_t trencadis_guess(const Decoder* decoder, Pass* pass, const Guesses* g) {
     return 0;
 }
 
-// Drafts of a head, one token of each sequence at a time until every one has its number. The pass begins with the hidden states that the
+// Drafts of a head, one token of each sequence at a time until every one has its number, or one is too unlikely. The pass begins with the hidden states that the
 // head reads first, and takes its attention from here. Returns as trencadis_decode.
 int64_t trencadis_draft(const Decoder* decoder, Pass* pass, Drafts* a) {
     pass->attend = attend_drafts;
     pass->calls = reinterpret_cast<const char*>(a);
     a->count = a->num_sequences;
-    for (a->step = 0;; ++a->step) {
-        while (a->count > 0 && a->counts[a->count - 1] <= a->step) --a->count;
-        if (a->count == 0) return 0;
+    for (a->step = 0; a->count > 0; ++a->step) {
         pass->num_tokens = pass->num_kept = a->count;
         const int64_t failed = trencadis_decode(decoder, pass);
         if (failed) return failed;
-        for (int64_t i = 0; i < a->count; ++i) {
-            const int64_t size = decoder->head.num_outputs;
-            const int64_t chosen = likeliest(pass->logits + i * size, size, nullptr, 1.0f, 0.0f).token;
-            a->token_ids[i] = a->target_ids ? a->target_ids[chosen] : chosen;
-            a->tokens[a->step * a->num_sequences + i] = static_cast<int32_t>(a->token_ids[i]);
-            ++a->positions[i];
-        }
+        choose(*a, decoder->hidden_size, decoder->head.num_outputs, *pass);
     }
+    return 0;
 }
 
 }  // extern "C"

@@ -126,10 +126,12 @@ class DraftSteps(ctypes.Structure):
     """The arrays of a head's drafts; mirrors ``Drafts``."""
 
     _fields_ = (
-        *((name, _AT) for name in ("keys", "values", "tables", "rows", "lengths", "draft_keys", "draft_values")),
-        *((name, _AT) for name in ("counts", "token_ids", "positions", "tokens", "target_ids", "qkv", "attended")),
+        *((name, _AT) for name in ("keys", "values", "tables", "rows", "lengths", "counts")),
+        *((name, _AT) for name in ("draft_keys", "draft_values", "columns", "token_ids", "positions", "tokens")),
+        *((name, _AT) for name in ("target_ids", "qkv", "attended")),
         *((name, _INT) for name in ("table_stride", "block_size", "num_sequences")),
         *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_dim", "count", "step")),
+        ("min_probability", _DOUBLE),
     )
 
 

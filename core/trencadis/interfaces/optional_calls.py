@@ -166,11 +166,13 @@ class HeadBatch:
         rows: Device row of each, int32 ``[num_sequences]``.
         positions: Of each sequence's newest token that was computed, int32 ``[num_sequences]``; the row knows one token more.
         num_drafts: How many tokens to draft, at least 1, int32 ``[num_sequences]``.
+        min_probability: A sequence's drafts end before the first that the head finds less probable, 0 to 1.
     """
 
     rows: Int32Array
     positions: Int32Array
     num_drafts: Int32Array
+    min_probability: float = 0.0
 
 
 @attrs.frozen(kw_only=True, eq=False)

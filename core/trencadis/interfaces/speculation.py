@@ -36,7 +36,7 @@ class DraftView:
         seeds: Key of each sequence's random numbers, 0 .. 2**64 - 1.
             A position that is drafted again in a later step needs new numbers: some rules look at drafts after the one they refuse.
         linear_only: Sequences that may not get two drafts after one token, bool ``[num_sequences]``.
-        head: ``head()``: the drafts of the model's own head, at most ``max_draft_tokens`` of each, int32 ``[num_sequences, most]``, -1
+        head: ``head(min_probability)``: the drafts of the model's own head, at most ``max_draft_tokens`` of each, int32 ``[num_sequences, most]``, -1
             where there is none; None where the engine has no such head. Takes a call of the device.
         rank: ``rank(owners=, token_ids=, parents=, num_ranked=)``: the most likely tokens after nodes of draft trees, of that head;
             see ``HeadNodes``. A call of the device for each level. None where there is no head.
@@ -49,7 +49,7 @@ class DraftView:
     requests: tuple[Request, ...]
     seeds: tuple[int, ...]
     linear_only: BoolArray
-    head: Callable[[], Int32Array] | None = None
+    head: Callable[[float], Int32Array] | None = None
     rank: Callable[..., HeadGuesses] | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from attrs.validators import and_, deep_iterable, ge, in_, instance_of, le, min_len
+from attrs.validators import and_, deep_iterable, ge, in_, instance_of, le, lt, min_len
 
 from trencadis.interfaces import setting
 from trencadis_plugins.speculation.draft_config import TreeConfig
@@ -25,9 +25,15 @@ class HeadConfig(TreeConfig):
 
     Attributes:
         max_draft_tokens: Most drafts of a sequence in a step.
+        min_probability: Drafts in a line end before the first that the head gives less; 0: they do not.
     """
 
     max_draft_tokens: int = _most_drafts(6)
+    min_probability: float = setting(
+        0.0,
+        "Drafts in a line end before the first that is less probable, by the head; 0: they do not.",
+        validator=and_(ge(0.0), lt(1.0)),
+    )
 
 
 @attrs.frozen(kw_only=True)

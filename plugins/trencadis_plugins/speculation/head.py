@@ -32,7 +32,7 @@ class Head(Speculator):
     uses_head = True
 
     def __init__(self, config: HeadConfig, context: ComponentContext) -> None:
-        self.max_draft_tokens = config.max_draft_tokens
+        self.max_draft_tokens, self._min_probability = config.max_draft_tokens, config.min_probability
         self._trees = Trees(config, max_draft_tokens=config.max_draft_tokens)
         self.drafts_trees = self._trees.branch
 
@@ -47,7 +47,7 @@ class Head(Speculator):
         self._trees.observe(view)
         if self.drafts_trees and not view.linear_only.all():
             return self._branched(view)
-        found = view.head()
+        found = view.head(self._min_probability)
         is_there = found >= 0
         return Drafts(num_drafts=is_there.sum(1).astype(np.int32), token_ids=found[is_there].astype(np.int32))
 

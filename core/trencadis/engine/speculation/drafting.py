@@ -322,10 +322,10 @@ class Drafting:
             rank=None if self._head is None else functools.partial(self._rank, self._head, slots),
         )
 
-    def _ask_head(self, head: SupportsHead, slots: Int32Array, most: Int32Array) -> Int32Array:
+    def _ask_head(self, head: SupportsHead, slots: Int32Array, most: Int32Array, min_probability: float) -> Int32Array:
         """Return the drafts of the model's head for running sequences."""
         rows, newest = self._places(slots)
-        return head.draft(HeadBatch(rows=rows, positions=newest, num_drafts=most))
+        return head.draft(HeadBatch(rows=rows, positions=newest, num_drafts=most, min_probability=min_probability))
 
     def _rank(self, head: SupportsHead, slots: Int32Array, **level: Any) -> HeadGuesses:
         """Return what the model's head ranks first after nodes of draft trees of running sequences."""
