@@ -90,6 +90,28 @@ def test_drafts_made_in_one_call_are_those_made_one_by_one(tmp_path: Path, scene
     assert drafts[0] == drafts[1]
 
 
+@pytest.mark.parametrize("in_one_call", [True, False])
+def test_drafts_end_before_the_first_that_is_unlikely(verifier: Path, tmp_path: Path, in_one_call: bool) -> None:
+    """Sequences that have all theirs make room for the others, which go on with their own."""
+    head, least = save_head(tmp_path), 0.4
+    tables = {"name": "head", "head": {"max_draft_tokens": 4, "min_probability": least}}
+    engine = open_engine(verifier, head, speculation=tables)
+    if not in_one_call:
+        engine._executor._rank.backend._drafter._head.loop = None
+    asked = Asked(engine)
+    serve(engine, GREEDY)
+    engine.close()
+    check_drafts(asked, verifier, head, every=5)
+    assert {len(drafts) for _, drafts in asked.drafts} >= {1, 2, 3}
+    assert asked.num_missing
+    for tokens, drafts in asked.drafts[::5]:
+        chances = [
+            float(reference_logprobs(verifier, head, tokens, drafts[:i]).max().exp()) for i in range(len(drafts) + 1)
+        ]
+        assert min(chances[:-1]) >= least
+        assert len(drafts) == 4 or chances[-1] < least
+
+
 @pytest.mark.parametrize("keeps_normed", [False, True])
 def test_the_residual_is_what_the_configuration_says(verifier: Path, tmp_path: Path, keeps_normed: bool) -> None:
     head = save_head(tmp_path, norm_before_residual=keeps_normed)
