@@ -38,6 +38,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     },
     "draft_model tree": {"speculation.draft_model.model": "demo-draft", "speculation.draft_model.tree": "top_k"},
     "parallel_draft": {"speculation.parallel_draft.model": "demo-parallel"},
+    "head": {"model.head": "demo-head"},
+    "head tree": {"model.head": "demo-head", "speculation.head.tree": "top_k"},
     "mixed": {"speculation.mixed.members": ["ngram", "suffix"]},
 }
 SHAPES: dict[str, dict[str, Any]] = {
@@ -67,7 +69,9 @@ AXES = {
 
 
 def allowed(case: Case) -> bool:
-    """Trees need a backend and a rule that take them; the padded layouts' smallest pass must fit the budget."""
+    """Trees need a backend and a rule that take them, heads ragged passes; the padded layouts' smallest pass must fit the budget."""
+    if "head" in case["drafter"] and case["shape"] != "ragged":
+        return False
     tree = "tree" not in case["drafter"] or (case["shape"] == "ragged" and case["rule"] in ("match", "tree"))
     return tree and (case["budget"] != "7" or case["shape"] == "ragged")
 
