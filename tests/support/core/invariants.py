@@ -15,7 +15,7 @@ from trencadis.records import Batch
 if TYPE_CHECKING:
     from trencadis.api import Engine, EngineSnapshot
 
-__all__ = ["broken_invariants", "broken_plan_rules"]
+__all__ = ["broken_invariants", "broken_plan_rules", "broken_writes"]
 
 
 def broken_invariants(engine: Engine, *, withheld: Collection[int] = ()) -> list[str]:
@@ -124,4 +124,29 @@ def broken_plan_rules(batch: Batch, *, token_budget: int, max_num_seqs: int) -> 
         as_one_row = one.bucket.batch_size == 1 and int(one.query_lens.sum()) <= one.bucket.query_len
         if not as_rows and not as_one_row:
             faults.append(f"31: {one.bucket} does not hold its pass")
+    return faults
+
+
+def broken_writes(batch: Batch, now: EngineSnapshot) -> list[str]:
+    """Return which writes of a batch go nowhere, to blocks that others read, or to blocks that a transfer holds. Pure.
+
+    Args:
+        batch: What the executor was given.
+        now: The engine when it was.
+    """
+    borrowed = {block for load in now.transfers.loads if not load.layerwise for block in load.written}
+    borrowed |= {block for pinned in now.transfers.pinned.values() for block in pinned}
+    tables = {sequence.row: sequence.block_table for sequence in now.sequences.values()}
+    faults: list[str] = []
+    for one in batch.passes:
+        for row, start, length in zip(one.rows.tolist(), one.starts.tolist(), one.query_lens.tolist(), strict=True):
+            table, span = tables.get(row, ()), f"row {row} writes tokens {start} to {start + length}"
+            if start + length > len(table) * now.block_size:
+                faults.append(f"10: {span}, and not all have a block")
+                continue
+            blocks = table[start // now.block_size : -(-(start + length) // now.block_size)]
+            if any(now.blocks.ref_counts[block] != 1 for block in blocks):
+                faults.append(f"11: {span} into shared blocks")
+            if borrowed & set(blocks):
+                faults.append(f"11: {span} into blocks that a transfer holds")
     return faults

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from support.core.invariants import broken_plan_rules
+from support.core.invariants import broken_plan_rules, broken_writes
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, Plan, StepOutput
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
 
 if TYPE_CHECKING:
-    from trencadis.api import Engine, EngineSnapshot
+    from trencadis.api import Engine
 
 __all__ = ["PlanWatch", "StepWatch"]
 
@@ -106,13 +106,7 @@ class StepWatch(FakeExecutor):
     def submit(self, batch: Batch) -> PendingStep:
         """Check, and pass on."""
         self.faults += broken_plan_rules(batch, **self._sizes)
-        now = self.engine.inspect()
-        transfers = now.transfers
-        borrowed = {block for load in transfers.loads if not load.layerwise for block in load.written}
-        borrowed |= {block for pinned in transfers.pinned.values() for block in pinned}
-        for one in batch.passes:
-            for row, start, length in zip(one.rows.tolist(), one.starts.tolist(), one.query_lens.tolist(), strict=True):
-                self._check_writes(now, row, start, start + length, borrowed)
+        self.faults += broken_writes(batch, self.engine.inspect())
         return _Watched(super().submit(batch), batch.step, self._outputs)
 
     def take_outputs(self) -> list[tuple[int, Sequence[int]]]:
@@ -120,18 +114,6 @@ class StepWatch(FakeExecutor):
         outputs = list(self._outputs)
         self._outputs.clear()
         return outputs
-
-    def _check_writes(self, now: EngineSnapshot, row: int, start: int, end: int, borrowed: set[int]) -> None:
-        size = now.block_size
-        table = next((sequence.block_table for sequence in now.sequences.values() if sequence.row == row), ())
-        if end > len(table) * size:
-            self.faults.append(f"10: row {row} writes tokens {start} to {end}, and not all have a block")
-            return
-        blocks = table[start // size : -(-end // size)]
-        if any(now.blocks.ref_counts[block] != 1 for block in blocks):
-            self.faults.append(f"11: row {row} writes tokens {start} to {end} into shared blocks")
-        if borrowed & set(blocks):
-            self.faults.append(f"11: row {row} writes tokens {start} to {end} into blocks that a transfer holds")
 
 
 class _Watched:
