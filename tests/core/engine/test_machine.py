@@ -8,7 +8,7 @@ from support.machine.history import History
 
 TestHistory = History.TestCase
 TestHistory.settings = settings(
-    max_examples=1200,
+    max_examples=2000,
     stateful_step_count=20,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),

@@ -15,7 +15,7 @@ from trencadis.records import Batch
 if TYPE_CHECKING:
     from trencadis.api import Engine, EngineSnapshot
 
-__all__ = ["broken_invariants", "broken_plan_rules", "broken_writes"]
+__all__ = ["broken_invariants", "broken_partitions", "broken_plan_rules", "broken_writes"]
 
 
 def broken_invariants(engine: Engine, *, withheld: Collection[int] = ()) -> list[str]:
@@ -60,6 +60,22 @@ def broken_invariants(engine: Engine, *, withheld: Collection[int] = ()) -> list
     rows = [slots[slot].row for slot in now.running]
     if len(set(rows)) != len(rows) or len(rows) + now.num_free_rows != now.num_rows:
         faults.append(f"2: rows {rows} are shared or lost")
+    return faults
+
+
+def broken_partitions(engine: Engine, num_ranks: int) -> list[str]:
+    """Return which sequences have something of two ranks that each have sequences of their own, in words. Changes nothing."""
+    if num_ranks == 1:
+        return []
+    now = engine.inspect()
+    num_rows, num_blocks = now.num_rows // num_ranks, now.blocks.num_blocks // num_ranks
+    num_hosted = max(1, now.host_blocks.num_blocks // num_ranks)
+    faults = []
+    for name, one in now.sequences.items():
+        ranks = {block // num_blocks for block in one.block_table} | {block // num_hosted for block in one.host_blocks}
+        ranks |= {one.row // num_rows} if one.row >= 0 else set()
+        if len(ranks) > 1:
+            faults.append(f"9: {name} has row and blocks of ranks {sorted(ranks)}")
     return faults
 
 

@@ -127,6 +127,10 @@ class Chaos:
         if noun not in self.broke:
             self._breaking[noun] = how
 
+    def spare(self, noun: str) -> None:
+        """Let no component fail that has not failed yet."""
+        self._breaking.pop(noun, None)
+
     def heal(self) -> None:
         """Take back everything that has not happened."""
         self.num_failing_steps = self.num_failing_copies = self.num_losses = 0

@@ -14,15 +14,16 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from support.core.invariants import broken_invariants
+from support.core.invariants import broken_invariants, broken_partitions
 from support.machine.chaos import BREAKABLE, INJECTED, Chaos, ManualClock
 from support.machine.oracle import Expected, wrong
 from support.machine.world import BLOCK_SIZE, POLICIES, World, worlds
+from support.strategies.hostile_policies import HOSTILE
 from trencadis.client.client_request import ClientRequest
 from trencadis.client.engine_client import LocalEngineClient, StepOutputs
 from trencadis.client.frontend import Frontend
 from trencadis.engine.build import build_engine
-from trencadis.errors import RequestError, RequestRefusedError, TrencadisError, WrongRoleError
+from trencadis.errors import ContractError, RequestError, RequestRefusedError, TrencadisError, WrongRoleError
 from trencadis.records import (
     Embedding,
     FinishReason,
@@ -97,6 +98,7 @@ class History(RuleBasedStateMachine):
         rng = random.Random(3)
         self.families = [[rng.randrange(world.num_words) for _ in range(40)] for _ in range(3)]
         self.num_seen = 0
+        self.policy = world.scheduling
         self.live: dict[str, tuple[ClientRequest, Expected, int]] = {}
         self.aborted: set[str] = set()
         self.vectors: dict[str, tuple[list[tuple[int, ...]], Future[list[Embedding]]]] = {}
@@ -219,12 +221,16 @@ class History(RuleBasedStateMachine):
     )
     def component_breaks(self, noun: str, how: str, num_steps: int) -> None:
         """A component raises, or answers nonsense."""
+        if noun == "scheduling" and self.policy == self.world.fallback:
+            return  # which nothing takes the place of
         self.chaos.break_next(noun, how)
         self._run(num_steps)
 
     @rule(policy=st.sampled_from(POLICIES), shadow=st.sampled_from(["keep", None, *POLICIES]))
     def switch(self, policy: str, shadow: str | None) -> None:
         """An operator changes the policy, and perhaps its shadow."""
+        if policy == self.world.fallback:
+            self.chaos.spare("scheduling")
         table = {"name": policy, **({} if shadow == "keep" else {"shadow": shadow})}
         try:
             answer = self.frontend.control("set_scheduling", table=table, source="a history", may_import=False)
@@ -232,7 +238,19 @@ class History(RuleBasedStateMachine):
             assert "scheduling" in self.chaos.broke, error
             return
         assert answer["policy"] == policy
+        self.policy = policy
         assert answer["plan_hash"] == self.client.plan_hash
+
+    @rule(policy=st.sampled_from(HOSTILE))
+    def switch_to_a_hostile_policy(self, policy: str) -> None:
+        """An operator puts one in force that misbehaves: the fallback takes its place, at once or when it is asked."""
+        self.chaos.spare("scheduling")
+        self.policy = self.world.fallback
+        try:
+            self.frontend.control("set_scheduling", table={"name": policy}, source="a history", may_import=True)
+        except ContractError:
+            assert "DeafEars" in policy, "only one that is told of live requests may refuse them"
+            assert self.engine.inspect().sequences
 
     @precondition(lambda self: self.world.store is not None)
     @rule(role=st.sampled_from(["both", "prefill", "decode"]))
@@ -317,7 +335,7 @@ class History(RuleBasedStateMachine):
         """Check the engine's state, and every text so far."""
         if not self.is_built:
             return
-        faults = broken_invariants(self.engine) + self.chaos.faults
+        faults = broken_invariants(self.engine) + broken_partitions(self.engine, self.world.num_ranks) + self.chaos.faults
         assert not faults, faults
         names = {one.request_id for client, _, _ in self.live.values() for one in client.requests}
         known = set(self.engine.inspect().sequences)
@@ -427,7 +445,7 @@ class History(RuleBasedStateMachine):
             self.clock.advance(_STEP_S)
             if self.chaos.poison not in self.engine.inspect().sequences:
                 self.chaos.poison = ""
-            for client in changed:
+            for client in dict.fromkeys(changed):  # one of whose completions fails while another is refused is there twice
                 if client.is_finished:
                     self._ended(client)
         self.is_sound = True
@@ -451,8 +469,8 @@ class History(RuleBasedStateMachine):
             assert not fault, fault
         if is_whole and output.prompt_logprobs is not None:
             found, wanted = {one.position for one in output.prompt_logprobs}, set(range(1, num_prompt_tokens))
-            # A sequence that is swapped out while its prompt is in flight loses those of that step.
-            is_right = found <= wanted if self.world.swap_blocks else found == wanted
+            # A sequence that is preempted while its prompt is in flight keeps the token of that step, but not these.
+            is_right = found <= wanted if self.engine.totals.num_preempted else found == wanted
             assert is_right, f"27: log-probabilities of the prompt at {found}, expected {wanted}"
 
     def _check_error(self, name: str, error: str) -> None:

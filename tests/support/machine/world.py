@@ -157,6 +157,11 @@ class World:
         """The token that ends a text; -1: none."""
         return 2 if self.has_end else -1
 
+    @property
+    def fallback(self) -> str:
+        """The scheduling policy that takes the place of one that fails."""
+        return "priority" if self.scheduling == "fcfs" else "fcfs"
+
     def text(self, tokens: Iterable[int], num_tokens: int) -> list[int]:
         """Return how the model continues a text, past any end."""
         return fake_text(list(tokens), num_tokens, vocab_size=self.num_words, eos=-1)
@@ -196,7 +201,6 @@ class World:
             "default": {"weight": 0.5},
         }
         draws_tree = self.speculation == "suffix_tree"
-        fallback = "priority" if self.scheduling == "fcfs" else "fcfs"
         return {
             "engine": {
                 "warmup": False,
@@ -215,7 +219,7 @@ class World:
             "cache": {"num_blocks": 40, **self.cache, "block_size": BLOCK_SIZE, "swap_bytes": 64 * self.swap_blocks},
             "scheduling": {
                 "name": self.scheduling,
-                "fallback": fallback,
+                "fallback": self.fallback,
                 "shadow": self.shadow,
                 "tenants": tenants if self.has_tenants else {},
                 **PREEMPTIVE,
