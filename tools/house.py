@@ -1,6 +1,7 @@
 """Measure the size of the source, and how many calls and modules one decode step, one generated token and one chat request take.
 
-Example: `python tools/house.py`; `--json` prints the figures as JSON.
+Example: `python tools/house.py`; `--json` prints the figures as JSON. `python tools/house.py --check` compares each figure that has a
+limit with it, and exits with status 1 if one is above its limit or cannot be measured; `--only WORD` checks the rows with that word.
 
 A call is an entry into a Python function that is defined in one of the source rooms. The chat request is counted on every thread of the
 server's process; its engine has a process of its own, which is not counted. Nothing is timed here: `benchmarks/micro/engine_overhead.py`
@@ -15,29 +16,35 @@ import contextlib
 import io
 import json
 import os
+import re
+import shlex
 import signal
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import attrs
+from house_source import (
+    FEATURES,
+    arrows_up,
+    circles,
+    feature_lines,
+    fragments,
+    import_graph,
+    largest_class,
+    num_lines,
+    num_parameters,
+    python_files,
+)
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE_ROOTS = ("core", "plugins", "backends")
 KIT = "trencadis_testing"
-
-
-def python_files(*places: Path) -> list[Path]:
-    """Return the Python files below the places that exist."""
-    return sorted(file for place in places for file in place.rglob("*.py"))
-
-
-def num_lines(files: list[Path]) -> int:
-    """Return the number of lines of files."""
-    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
 
 
 def sizes() -> dict[str, str]:
@@ -92,8 +99,20 @@ class Calls:
             sys.setprofile(None)
             threading.setprofile(None)
 
+    def figures(self) -> tuple[int, int]:
+        """Return calls and modules.
 
-def decode_step() -> str:
+        Raises:
+            RuntimeError: There were none: what ran is not in this tree.
+        """
+        if not self.num_calls:
+            import trencadis
+
+            raise RuntimeError(f"nothing was traced: trencadis is imported from {trencadis.__file__}, not from {ROOT}")
+        return self.num_calls, len(self.modules)
+
+
+def decode_step() -> tuple[int, int]:
     """Return calls and modules of one decode step of one sequence with a backend that does nothing."""
     from trencadis.clock import SystemClock
     from trencadis.records import Request, SamplingParams
@@ -108,11 +127,11 @@ def decode_step() -> str:
     calls = Calls()
     with calls.counting():
         engine.step()
-    return f"{calls.num_calls} / {len(calls.modules)}"
+    return calls.figures()
 
 
-def one_token() -> str:
-    """Return calls and modules of `LLM.generate` with one token, after one that is not counted."""
+def one_token() -> tuple[int, int]:
+    """Return calls and modules of `LLM.generate` with one token, after one that is not counted; the backend counts."""
     from trencadis import LLM, SamplingParams
 
     params = SamplingParams(max_tokens=1, temperature=0)
@@ -121,11 +140,10 @@ def one_token() -> str:
         calls = Calls()
         with calls.counting():
             llm.generate("The old man", params)
-    modules = {name for name in calls.modules if "/backends/" not in name}
-    return f"{calls.num_calls} / {len(calls.modules)} ({len(modules)} without the backend)"
+    return calls.figures()
 
 
-def chat_request() -> str:
+def chat_request() -> tuple[int, int]:
     """Return calls and modules of a chat request of one token in the server's process, after one that is not counted."""
     from trencadis.cli import main as run_command
 
@@ -161,7 +179,7 @@ def chat_request() -> str:
 
     with calls.counting(every_thread=True), contextlib.redirect_stdout(Output()):
         run_command(["serve", "--model.path", "demo", "--server.port", "0", "--log.level", "error"])
-    return f"{calls.num_calls} / {len(calls.modules)}"
+    return calls.figures()
 
 
 def widest_contract() -> str:
@@ -178,28 +196,187 @@ def widest_contract() -> str:
 
 def measure() -> dict[str, str]:
     """Return every figure by its name."""
-    figures: dict[str, Callable[[], str]] = {
+    traced: dict[str, Callable[[], tuple[int, int]]] = {
         "decode step, everything special off: calls / modules": decode_step,
         "LLM.generate, 1 token: calls / modules": one_token,
         "chat request, 1 token: calls / modules": chat_request,
-        "abstract or default methods of the widest contract": widest_contract,
     }
-    return {**sizes(), **{name: figure() for name, figure in figures.items()}}
+    shown = {name: " / ".join(map(str, figures())) for name, figures in traced.items()}
+    return {**sizes(), **shown, "abstract or default methods of the widest contract": widest_contract()}
 
 
-def main() -> None:
-    """Print the figures as a table or as JSON."""
+# --------------------------------------------------------------------------------------------------------- check
+
+
+@attrs.frozen
+class Row:
+    """Figures that have a limit.
+
+    Attributes:
+        name: For people, the figures' units after a colon if there are several.
+        limits: The most that each may be.
+        measure: Returns the figures, in the same order.
+        note: Says more of the figures after they were measured.
+    """
+
+    name: str
+    limits: tuple[int, ...]
+    measure: Callable[[], tuple[int, ...]]
+    note: Callable[[], str] = lambda: ""
+
+    def line(self) -> tuple[str, bool]:
+        """Return the row's line, and whether every limit is kept."""
+        most = " / ".join(f"{limit:,}" for limit in self.limits)
+        try:
+            found = self.measure()
+            shown, is_kept = " / ".join(f"{one:,}" for one in found), all(map(int.__le__, found, self.limits))
+            note = self.note()
+        except Exception as error:
+            shown, is_kept, note = "not measured", False, f"{type(error).__name__}: {error}"
+        return f"{self.name:<62} {shown:>18} {most:>18}  {'ok' if is_kept else 'missed'}{note and f'  {note}'}", is_kept
+
+
+def _size(*places: str) -> Callable[[], tuple[int, int]]:
+    def measured() -> tuple[int, int]:
+        files = python_files(*(ROOT / place for place in places))
+        if not files:
+            raise RuntimeError(f"no Python file is below {', '.join(places)}")
+        return num_lines(files), len(files)
+
+    return measured
+
+
+def _arrows_and_circles() -> tuple[int, int, int]:
+    graph = import_graph(*(ROOT / root for root in SOURCE_ROOTS))
+    engine = {name: others for name, others in graph.items() if name.startswith("trencadis.engine")}
+    return len(arrows_up(graph, package="trencadis.engine")), len(circles(engine)), len(circles(graph))
+
+
+def _limited_feature_lines() -> tuple[int]:
+    found = feature_lines(ROOT / "core/trencadis/engine")
+    return (sum(lines for name, (lines, _) in found.items() if FEATURES[name].is_limited),)
+
+
+def _features() -> str:
+    found = feature_lines(ROOT / "core/trencadis/engine")
+    return ", ".join(f"{name} {lines} in {files}" for name, (lines, files) in found.items())
+
+
+def commands() -> list[str]:
+    """Return the marker expressions of the commands that run tests: that of `.ci/run`, and `nightly` if there is that marker.
+
+    Raises:
+        RuntimeError: `.ci/run` runs no tests.
+    """
+    line = re.search(r"^pytest .*$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
+    if line is None:
+        raise RuntimeError(".ci/run runs no tests")
+    words = shlex.split(line.group())
+    markers = [words[words.index("-m") + 1] if "-m" in words else ""]
+    has_nightly = re.search(r'^ +"nightly:', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    return [*markers, *(["nightly"] if has_nightly else [])]
+
+
+class _Markers:
+    """Plugin of pytest that keeps the markers of every test that is collected."""
+
+    def __init__(self) -> None:
+        self.by_test: dict[str, set[str]] = {}
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """Keep them; tiers are marked by now."""
+        self.by_test = {one.nodeid: {mark.name for mark in one.iter_markers()} for one in session.items}
+
+
+def cases_in_no_command(arguments: Sequence[str] = ()) -> int:
+    """Return how many cases of the tests none of :func:`commands` runs.
+
+    Args:
+        arguments: Of pytest, beside those that have everything collected.
+
+    Raises:
+        RuntimeError: The tests cannot be collected.
+    """
+    import pytest
+    from _pytest.mark.expression import Expression
+
+    plugin, output = _Markers(), io.StringIO()
+    every = ["--collect-only", "-n", "0", "-m", "", "--trencadis-all-histories", "--rootdir", str(ROOT), *arguments]
+    with contextlib.redirect_stdout(output), contextlib.chdir(ROOT):
+        status = pytest.main(every, plugins=[plugin])
+    if status or not plugin.by_test:
+        raise RuntimeError(f"the tests cannot be collected: {output.getvalue()[-500:]}")
+    expressions = [Expression.compile(one) for one in commands()]
+    runs = [
+        any(expression.evaluate(lambda name, **_: name in names) for expression in expressions)
+        for names in plugin.by_test.values()
+    ]
+    return runs.count(False)
+
+
+def rows() -> list[Row]:
+    """Return all rows, in the order in which they are shown."""
+    core, engine = "core/trencadis", ROOT / "core/trencadis/engine"
+    return [
+        Row("core/trencadis: lines / files", (18_000, 130), _size(core)),
+        Row("engine: lines / files", (6_500, 28), _size(f"{core}/engine")),
+        Row("engine: arrows up / circles; circles in all source", (0, 0, 0), _arrows_and_circles),
+        Row("engine: lines of features outside their files", (40,), _limited_feature_lines, _features),
+        Row("source with kit: lines / modules", (128_000, 770), _size(*SOURCE_ROOTS)),
+        Row("tests: lines", (85_000,), lambda: _size("tests")()[:1]),
+        Row("tests: cases that no command runs", (0,), lambda: (cases_in_no_command(),)),
+        Row("decode step: calls / modules", (35, 14), decode_step),
+        Row("LLM.generate of a token: calls / modules", (330, 50), one_token),
+        Row(
+            "core: members of the largest class",
+            (25,),
+            lambda: largest_class(python_files(ROOT / core))[:1],
+            lambda: largest_class(python_files(ROOT / core))[1],
+        ),
+        Row("engine/build.py: lines", (450,), lambda: (num_lines([engine / "build.py"]),)),
+        Row(
+            "Engine.__init__: parameters",
+            (9,),
+            lambda: (num_parameters(engine / "engine.py", function="Engine.__init__"),),
+        ),
+        Row(
+            "argument lines that begin with a fragment",
+            (0,),
+            lambda: (fragments(python_files(*(ROOT / root for root in SOURCE_ROOTS))),),
+        ),
+    ]
+
+
+def check(chosen: list[Row]) -> int:
+    """Print rows; returns the exit status, 1 if a limit is missed or there is no row."""
+    print(f"{'':<62} {'today':>18} {'at most':>18}")
+    are_kept = []
+    for row in chosen:
+        line, is_kept = row.line()
+        print(line, flush=True)
+        are_kept.append(is_kept)
+    print(f"{are_kept.count(False)} of {len(are_kept)} rows are missed.")
+    return int(not are_kept or not all(are_kept))
+
+
+def main() -> int:
+    """Print the figures as a table or as JSON, or check them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", action="store_true")
-    as_json: bool = parser.parse_args().json
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--check", action="store_true", help="compare each figure with its limit")
+    parser.add_argument("--only", default="", metavar="WORD", help="check only the rows with this word")
+    arguments = parser.parse_args()
+    if arguments.check:
+        return check([row for row in rows() if arguments.only in row.name])
     figures = measure()
-    if as_json:
+    if arguments.json:
         print(json.dumps(figures, indent=1))
-        return
+        return 0
     width = max(map(len, figures))
     for name, value in figures.items():
         print(f"{name:<{width}}  {value}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

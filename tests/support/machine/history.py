@@ -335,7 +335,9 @@ class History(RuleBasedStateMachine):
         """Check the engine's state, and every text so far."""
         if not self.is_built:
             return
-        faults = broken_invariants(self.engine) + broken_partitions(self.engine, self.world.num_ranks) + self.chaos.faults
+        faults = (
+            broken_invariants(self.engine) + broken_partitions(self.engine, self.world.num_ranks) + self.chaos.faults
+        )
         assert not faults, faults
         names = {one.request_id for client, _, _ in self.live.values() for one in client.requests}
         known = set(self.engine.inspect().sequences)
@@ -445,7 +447,9 @@ class History(RuleBasedStateMachine):
             self.clock.advance(_STEP_S)
             if self.chaos.poison not in self.engine.inspect().sequences:
                 self.chaos.poison = ""
-            for client in dict.fromkeys(changed):  # one of whose completions fails while another is refused is there twice
+            for client in dict.fromkeys(
+                changed
+            ):  # one of whose completions fails while another is refused is there twice
                 if client.is_finished:
                     self._ended(client)
         self.is_sound = True

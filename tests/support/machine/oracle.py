@@ -46,9 +46,7 @@ class Expected:
         """
         most = min(params.max_tokens or world.max_model_len, world.max_model_len - len(prompt))
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else ends)}
-        detokenizer = Detokenizer(
-            tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=prompt
-        )
+        detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=prompt)
         text, tokens, num_spared = "", list[int](), 0
         for number, token in enumerate(world.text(prompt, most), 1):
             tokens.append(token)
@@ -83,7 +81,9 @@ def wrong(found: CompletionOutput, expected: Expected, *, is_disturbed: bool) ->
     if tokens != expected.token_ids[: len(tokens)]:
         return f"27: tokens {tokens}, expected {expected.token_ids}"
     text, wanted = found.text, expected.text
-    if is_disturbed and found.finish_reason is not None:  # with half a character, and with what might have begun a stop string
+    if (
+        is_disturbed and found.finish_reason is not None
+    ):  # with half a character, and with what might have begun a stop string
         text, wanted = text.removesuffix("\N{REPLACEMENT CHARACTER}"), expected.whole_text
     if not wanted.startswith(text):
         return f"27: text {found.text!r}, expected {expected.text!r}"

@@ -309,9 +309,7 @@ class _Parts:
     def _executor(self) -> Inline | Staged:
         if self._world.num_stages == 1:
             return Inline(self._chaos)
-        return Staged(
-            self._chaos, clock=self._clock, num_stages=self._world.num_stages, make_backend=self._backend
-        )
+        return Staged(self._chaos, clock=self._clock, num_stages=self._world.num_stages, make_backend=self._backend)
 
     def _line(self, tokens: Any) -> list[int]:
         """Draft what comes, but for one draft that is wrong, at another place each time or nowhere."""
