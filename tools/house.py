@@ -29,6 +29,7 @@ from types import FrameType
 from typing import Any
 
 import attrs
+
 from house_source import (
     FEATURES,
     arrows_up,
@@ -307,11 +308,11 @@ def cases_in_no_command(arguments: Sequence[str] = ()) -> int:
     if status or not plugin.by_test:
         raise RuntimeError(f"the tests cannot be collected: {output.getvalue()[-500:]}")
     expressions = [Expression.compile(one) for one in commands()]
-    runs = [
-        any(expression.evaluate(lambda name, **_: name in names) for expression in expressions)
-        for names in plugin.by_test.values()
-    ]
-    return runs.count(False)
+
+    def runs(names: set[str]) -> bool:
+        return any(expression.evaluate(lambda name, **_: name in names) for expression in expressions)
+
+    return sum(not runs(names) for names in plugin.by_test.values())
 
 
 def rows() -> list[Row]:

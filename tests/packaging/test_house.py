@@ -226,7 +226,7 @@ def test_what_traced_nothing_has_no_figures():
     calls = house.Calls()
     with calls.counting():
         sorted([2, 1], key=lambda one: one)  # no source of ours
-    with pytest.raises(RuntimeError, match="nothing was traced: trencadis is imported from .*, not from "):
+    with pytest.raises(RuntimeError, match=r"nothing was traced: trencadis is imported from .*, not from "):
         calls.figures()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from support.machine.history import History
 
-TestHistory = History.TestCase
-TestHistory.settings = settings(
+ONCE = settings(
     max_examples=2000,
     stateful_step_count=20,
     phases=[Phase.explicit, Phase.generate],
@@ -15,3 +15,14 @@ TestHistory.settings = settings(
     derandomize=True,
     print_blob=False,
 )
+TestHistory = History.TestCase
+TestHistory.settings = ONCE
+"""Of its examples `.ci/run` has a quarter, the same in every run: about 45 s of CPU time."""
+
+
+class LongHistory(History):
+    """More of them, longer ones, and others each time."""
+
+
+TestLongHistory = pytest.mark.release(LongHistory.TestCase)
+TestLongHistory.settings = settings(ONCE, max_examples=4000, stateful_step_count=40, derandomize=False)

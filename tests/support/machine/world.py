@@ -20,7 +20,7 @@ from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator, ScriptedTrees
 from trencadis_testing.fakes import FakeBackend, fake_text
 
-__all__ = ["BLOCK_SIZE", "POLICIES", "VOCAB_SIZE", "World", "worlds"]
+__all__ = ["BLOCK_SIZE", "POLICIES", "VOCAB_SIZE", "Store", "World", "sound", "worlds"]
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 4096
@@ -166,8 +166,7 @@ class World:
         """Return how the model continues a text, past any end."""
         return fake_text(list(tokens), num_tokens, vocab_size=self.num_words, eos=-1)
 
-    def sound(self) -> World:
-        """Return the world nearest to this one that can be: layouts have their strategies, and some features exclude each other. Pure."""
+    def _sound(self) -> World:
         own = BUCKETINGS[self.layout]
         changes: dict[str, Any] = {
             "bucketing": self.bucketing if self.bucketing in own else own[len(self.bucketing) % len(own)]
@@ -396,6 +395,11 @@ def _connector(world: World, chaos: Chaos) -> ConnectorPair:
 # ------------------------------------------------------------------------------------------------------ drawing
 
 
+def sound(world: World) -> World:
+    """Return the nearest world that can be: layouts have their strategies, and some features exclude each other. Pure."""
+    return world._sound()
+
+
 def worlds() -> st.SearchStrategy[World]:
     """Draw a world: every feature is off as often as on, every strategy as likely as its neighbours."""
     pick = st.sampled_from
@@ -456,4 +460,4 @@ def worlds() -> st.SearchStrategy[World]:
         flight_steps=pick([0, 64]),
         observers=pick([(), ("prometheus",), ("prometheus", "log")]),
         prepares=pick([False, False, True]),
-    ).map(World.sound)
+    ).map(sound)
