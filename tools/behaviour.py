@@ -1,4 +1,6 @@
-"""Record what users can see of this version, and compare another version with it: tokens, flags, metrics, the HTTP interface.
+"""Record what users can see of this version, and compare another version with it: tokens, flags, metrics, messages, the HTTP interface.
+
+Beside it every pass of 250 generated histories, see ``tests/support/machine``: what was scheduled, and how each step was shaped.
 
     python tools/behaviour.py record FILE      # before a change
     python tools/behaviour.py compare FILE     # after it: names what differs, exit status 1
@@ -153,12 +155,97 @@ def over_http() -> dict[str, Any]:
         process.wait()
 
 
+NUM_HISTORIES = 250
+
+
+def history_digests() -> dict[str, str]:
+    """Return digests of every pass of generated histories, the same ones each time, and of how their requests ended."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from hypothesis import HealthCheck, Phase, settings
+    from hypothesis.stateful import run_state_machine_as_test
+
+    from support.machine.history import History
+
+    found: dict[str, str] = {}
+
+    class Recorded(History):
+        """Keeps what was run."""
+
+        def teardown(self) -> None:
+            super().teardown()
+            if self.is_built:
+                totals = self.engine.totals
+                counts = [totals.num_emitted_tokens, totals.num_preempted, totals.num_finished, totals.num_failed_steps]
+                found[f"history {len(found):03}"] = digest([self.chaos.trace, counts])
+
+    once = settings(
+        max_examples=NUM_HISTORIES,
+        stateful_step_count=20,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+        deadline=None,
+    )
+    run_state_machine_as_test(Recorded, settings=once)
+    return found
+
+
+WRONG: tuple[tuple[str, ...], ...] = (
+    ("--engine.max_num_seqs", "0"),
+    ("--engine.max_num_seq", "4"),
+    ("--engine.preemption", "swop"),
+    ("--scheduling.name", "fcsf"),
+    ("--scheduling.shadow", "nobody"),
+    ("--eviction.name", "lur"),
+    ("--bucketing.name", "nobody.at:all"),
+    ("--speculation.name", "engram"),
+    ("--kv_connector.name", "p3p"),
+    ("--cache.memory_fraction", "1.5"),
+    ("--cache.num_blocks", "many"),
+    ("--parallel.attention", "data"),
+    ("--engine.role", "prefill"),
+    ("--model.path", "/nowhere/at/all"),
+)
+"""Arguments that commands refuse."""
+
+BAD_PARAMS: tuple[dict[str, Any], ...] = (
+    {"max_tokens": 0},
+    {"temperature": -1},
+    {"top_p": 0.0},
+    {"n": 0},
+    {"best_of": 1, "n": 2},
+    {"stop": [""]},
+    {"logprobs": 99},
+    {"min_tokens": 9, "max_tokens": 3},
+    {"nonsense": 1},
+)
+"""Sampling parameters that are refused."""
+
+
+def messages() -> dict[str, str]:
+    """Return what commands and requests are refused with, word for word."""
+    found: dict[str, str] = {}
+    for arguments in WRONG:
+        words = [sys.executable, "-m", "trencadis", "generate", "--model.path", "demo", *arguments, "x"]
+        made = subprocess.run(words, capture_output=True, text=True, check=False)
+        found[" ".join(arguments)] = f"{made.returncode} {made.stderr.strip()[-600:]}"
+    for params in BAD_PARAMS:
+        try:
+            SamplingParams(**params)
+        except Exception as error:
+            found[str(params)] = f"{type(error).__name__}: {error}"
+    return found
+
+
 def behaviour() -> dict[str, Any]:
     """Return all that is recorded."""
     parts: dict[str, Callable[[], Any]] = {
         "tokens": token_digests,
         "flags": lambda: dict.fromkeys(command("config", "--flags").split(), ""),
         "plugins": lambda: digest(command("plugins")),
+        "messages": messages,
+        "histories": history_digests,
     }
     found = {name: part() for name, part in parts.items()}
     return {**found, **over_http()}

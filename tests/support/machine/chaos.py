@@ -57,6 +57,7 @@ class Chaos:
 
     Attributes:
         faults: What was wrong with a batch, in words.
+        trace: Step, rows, starts, lengths and bucket of each pass.
         blamed: Names of engine requests that were alone in a step that failed: they may end with its error.
         broke: Nouns one of whose components raised or answered nonsense, each with the method.
         preparations: Futures of the sampler that are not done.
@@ -72,6 +73,7 @@ class Chaos:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
+        self.trace: list[list[Any]] = []
         self.blamed: set[str] = set()
         self.broke: dict[str, str] = {}
         self.preparations: list[Future[Any]] = []
@@ -151,6 +153,10 @@ class Chaos:
         # A bucket has room for each rank's part: the backend checks that.
         self.faults += rules if self.num_ranks == 1 else [fault for fault in rules if not fault.startswith("31")]
         self.faults += broken_writes(batch, now)
+        for one in batch.passes:
+            self.trace.append(
+                [batch.step, one.rows.tolist(), one.starts.tolist(), one.query_lens.tolist(), str(one.bucket)]
+            )
         if not batch.passes:
             return False
         names = {one.row: name for name, one in now.sequences.items()}
