@@ -181,8 +181,7 @@ class World:
             changes |= {"speculation": "line"}
         if self.speculation == "suffix_tree" and self.layout != "ragged":
             changes |= {"speculation": "suffix"}
-        has_ranges = self.layout in ("contiguous", "unified")
-        if self.defragmenter != "off" and (changes.get("store", self.store) is not None or not has_ranges):
+        if changes.get("store", self.store) is not None:  # it knows blocks by their ids
             changes |= {"defragmenter": "off"}
         if self.refuses_misses and (self.layout == "ragged" or not self.engine.get("warmup")):
             changes |= {"refuses_misses": False}
