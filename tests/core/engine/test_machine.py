@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from support.machine.history import History
 
 ONCE = settings(
-    max_examples=2000,
+    max_examples=1800,
     stateful_step_count=20,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),

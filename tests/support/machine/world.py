@@ -415,8 +415,8 @@ def worlds() -> st.SearchStrategy[World]:
     )
     cache = st.fixed_dictionaries(
         {
-            "num_blocks": pick([20, 12, 14, 40, 9]),
-            "prefix_caching": pick([True, True, False]),
+            "num_blocks": pick([12, 9, 14, 20, 40]),
+            "prefix_caching": st.booleans(),
             "load_timeout_s": pick([30.0, 0.4]),
             "lookup_timeout_s": pick([60.0, 0.3]),
             "release_timeout_s": pick([1e6, 3.0]),
