@@ -71,7 +71,7 @@ _ARRIVAL = {
     "salt": st.sampled_from([None, None, "salt"]),
     "hands_over": st.booleans(),
     "streams": st.booleans(),
-    "num_steps": st.sampled_from([0, 1, 2]),
+    "num_steps": st.sampled_from([0, 1, 2, 9]),
 }
 
 
