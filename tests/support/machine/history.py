@@ -2,7 +2,7 @@
 
 After every rule the invariants hold, numbered as in :mod:`support.core.engine_machine`; every text is the model's; at the end everything
 has ended and every block, row and transfer is free. A failing history is printed as a script: the world, and the calls. It is repeated by
-``cd tests && python FILE``, with ``from support.machine.history import History, Store, World, sound`` before it in the file.
+``cd tests && python FILE``, with ``from support.machine.history import History, numbered`` before it in the file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import random
 from concurrent.futures import Future
 from typing import Any
 
+from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.core.invariants import broken_invariants, broken_partitions
 from support.machine.chaos import BREAKABLE, INJECTED, Chaos, ManualClock
 from support.machine.oracle import Expected, wrong
-from support.machine.world import BLOCK_SIZE, POLICIES, Store, World, sound, worlds
+from support.machine.world import BLOCK_SIZE, POLICIES, Store, World, numbered, worlds
 from support.strategies.hostile_policies import HOSTILE
 from trencadis.client.client_request import ClientRequest
 from trencadis.client.engine_client import LocalEngineClient, StepOutputs
@@ -36,7 +37,7 @@ from trencadis.records import (
 from trencadis.text import Tokenizer, load_tokenizer
 from trencadis_testing.fakes import fake_embedding
 
-__all__ = ["History", "Store", "World", "sound"]
+__all__ = ["History", "Store", "World", "numbered"]
 
 _MAX_STEPS = 4000
 _STEP_S = 0.05
@@ -103,6 +104,7 @@ class History(RuleBasedStateMachine):
     @initialize(world=worlds(), first=st.fixed_dictionaries(_ARRIVAL))
     def build(self, world: World, first: dict[str, Any]) -> None:
         """Build the engine of a world, and let some requests come: rules may be left out of a whole history."""
+        note(f"# {world!r}")
         logging.getLogger("trencadis").setLevel(logging.CRITICAL)  # each fault is told with its traceback
         self.world, self.chaos, self.clock = world, Chaos(), ManualClock()
         if not _TOKENIZER:
