@@ -136,6 +136,24 @@ def test_preempted_sequences_are_recomputed_to_the_same_text(overlap: bool) -> N
         assert ends[name].token_ids.tolist() == fake_text(prompt, 20, eos=-1)
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_prompt_logprobs_of_a_step_outlive_a_preemption_meanwhile(max_tokens: int) -> None:
+    """A prompt's last chunk is in flight, with a token that ends its sequence, while others need its blocks."""
+    engine = make_engine(num_blocks=10, backend=FakeBackend(eos=-1, max_model_len=40), async_scheduling=True)
+    prompts = {str(i): tuple((i * 11 + j) % 97 for j in range(6)) for i in range(24)}
+    slots: dict[int, str] = {}
+    for i, (name, prompt) in enumerate(prompts.items()):
+        scored = i % 2
+        params = {"prompt_logprobs": 0, "max_tokens": max_tokens} if scored else {"max_tokens": 12}
+        slots[engine.add(request(name, prompt, **params))] = name
+    found: dict[str, set[int]] = {name: set() for name in prompts}
+    while engine.has_work:
+        for entry in engine.step().prompt_logprobs:
+            found[slots[entry.index]].add(entry.position)
+    assert engine.totals.num_preempted > 0
+    assert all(found[name] == set(range(1, 6)) for i, name in enumerate(prompts) if i % 2)
+
+
 def test_abort_works_in_every_state_and_twice() -> None:
     engine = make_engine(max_num_seqs=1)
     engine.add(request("running", max_tokens=100))

@@ -72,6 +72,7 @@ class Committer:
         finished = failed + self._finish_ended(emitting, counts, token_ids)
         if not are_resident:
             late = self._commit_late_tokens(plan, output, resident)
+            resident = resident | np.isin(plan.slots, [slot for slot, _, _ in late])  # what else the step has for them
             finished += [end for _, _, end in late if end is not None]
             slots = np.concatenate([slots, np.array([slot for slot, _, _ in late], np.int32)])
             counts = np.concatenate([counts, np.array([len(run) for _, run, _ in late], np.int32)])
