@@ -1,4 +1,4 @@
-"""What simulated fleets cost: CPU seconds and memory, with real engines and with macro replicas, and what skipping steps saves.
+"""What simulated fleets cost: CPU seconds and memory, and what skipping steps saves.
 
     nice -n 15 python benchmarks/simulator/fleets.py --out benchmarks/results/simulator.json
 
@@ -21,21 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-PLAIN = {
-    "scheduling": {"name": "fcfs"},
-    "cache": {"prefix_caching": False},
-    "engine": {"async_scheduling": False},
-}
 CASES: dict[str, dict[str, Any]] = {
     "engine, one by one": {"replicas": 8, "requests": 800, "max_steady_steps": 1},
     "engine": {"replicas": 8, "requests": 800},
     "engine, 100 replicas": {"replicas": 100, "requests": 5_000},
     "engine, 1,000 replicas": {"replicas": 1_000, "requests": 10_000},
     "engine, 1,000 replicas, long": {"replicas": 1_000, "requests": 200_000},
-    "macro": {"replicas": 8, "requests": 800, "macro": True},
-    "macro, 1,000 replicas": {"replicas": 1_000, "requests": 50_000, "macro": True},
-    "macro, 10,000 replicas": {"replicas": 10_000, "requests": 100_000, "macro": True},
-    "macro, 10,000 replicas, long": {"replicas": 10_000, "requests": 2_000_000, "macro": True},
+    "engine, 10,000 replicas": {"replicas": 10_000, "requests": 10_000},
 }
 COMMANDS = {
     "twin_agents, 1,000 replicas": "trencadis simulate --replicas 1000 --router.name prefix_affinity --workload twin_agents --json",
@@ -46,13 +38,13 @@ ROUTER = "round_robin"
 def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Run one case in this process."""
     from trencadis.api import load_with_plugins
-    from trencadis_tools.simulation.fleet import MAX_STEADY_STEPS, Fleet
-    from trencadis_tools.simulation.macro import MacroFleet
+    from trencadis_tools.simulation.fleet import Fleet
+    from trencadis_tools.simulation.steady import MAX_STEADY_STEPS
     from trencadis_tools.simulation.step_times import LinearStepTimes
     from trencadis_tools.workloads import Workload, WorkloadRequest
 
     logging.disable(logging.INFO)
-    tables = {"model": {"path": "demo"}, "router": {"name": ROUTER}, **(PLAIN if case.get("macro") else {})}
+    tables = {"model": {"path": "demo"}, "router": {"name": ROUTER}}
     resolved, registry = load_with_plugins(environ={}, overrides=tables)
     import numpy as np
 
@@ -66,10 +58,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         for i, (at, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True))
     )
     workload = Workload(name="fleet", requests=requests)
-    kind = MacroFleet if case.get("macro") else Fleet
     began_s = time.process_time()
     most = case.get("max_steady_steps", MAX_STEADY_STEPS)
-    fleet = kind(
+    fleet = Fleet(
         resolved.config, registry, workload, step_times=LinearStepTimes(), replicas=replicas, max_steady_steps=most
     )
     built_s = time.process_time() - began_s

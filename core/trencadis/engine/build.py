@@ -139,6 +139,7 @@ def build_engine(
     clock: Clock | None = None,
     progress: Callable[[int, int], None] | None = None,
     executor: Executor | None = None,
+    kind: type[Engine] = Engine,
 ) -> Engine | EmbeddingEngine:
     """Resolve the configured components, load the model, and return an engine that is ready for requests.
 
@@ -150,6 +151,7 @@ def build_engine(
         clock: The system's if none is given.
         progress: Called during warm-up with buckets done and all.
         executor: In the place of the configured one; it need not use the configured backend.
+        kind: Class of an engine that generates.
 
     Raises:
         PluginError: A component cannot be chosen, built or combined with the others.
@@ -161,7 +163,7 @@ def build_engine(
     # A simulated clock stands still while an engine is built.
     phases = Phases(SystemClock(), "components")
     with rare_collections():
-        engine = _build(config, registry, clock=clock, progress=progress, executor=executor, phases=phases)
+        engine = _build(config, registry, clock=clock, progress=progress, executor=executor, kind=kind, phases=phases)
     release_freed()
     # A simulated fleet may build thousands of engines.
     logger.log(logging.INFO if isinstance(clock, SystemClock) else logging.DEBUG, "The engine took %s.", phases.end())
@@ -177,6 +179,7 @@ def _build(
     clock: Clock,
     progress: Callable[[int, int], None] | None,
     executor: Executor | None,
+    kind: type[Engine],
     phases: Phases,
 ) -> Engine | EmbeddingEngine:
     registry.configure(config)
@@ -201,7 +204,7 @@ def _build(
         if model.generates:
             parts = builder.parts(config, executor, model, shared_prefixes=read_prefixes(config))
             phases.begin("cache and warm-up")
-            engine = compose_engine(config, parts, clock=clock, progress=progress)
+            engine = compose_engine(config, parts, clock=clock, progress=progress, kind=kind)
         else:
             engine = compose_embedding_engine(config, builder.embedding_parts(executor, model), clock=clock)
     except BaseException as error:
@@ -728,6 +731,7 @@ def compose_engine(
     *,
     clock: Clock | None = None,
     progress: Callable[[int, int], None] | None = None,
+    kind: type[Engine] = Engine,
 ) -> Engine:
     """Size the cache, allocate, warm up, and put the engine together.
 
@@ -736,6 +740,7 @@ def compose_engine(
         parts: The strategies.
         clock: The system's if none is given.
         progress: Called during warm-up with buckets done and all.
+        kind: Class of the engine.
 
     Raises:
         ConfigValueError: A size contradicts the model or another size.
@@ -769,11 +774,10 @@ def compose_engine(
     decisions = Decisions(config.engine.explain_steps)
     administration = _administration(config, parts, state, policy, decisions)
     depth = _depth(config, has_drafter=drafter is not None)
-    max_steady_steps = _max_steady_steps(config, parts)
-    return Engine(
+    return kind(
         state=state,
         policy=policy,
-        scheduler=_scheduler(config, state, policy, decisions, max_steady_steps=max_steady_steps),
+        scheduler=_scheduler(config, state, policy, decisions),
         builder=BatchBuilder(state, passes, brings_tokens=config.parallel.pipeline > 1),
         executor=executor,
         observers=_watched(config, parts, clock),
@@ -787,7 +791,6 @@ def compose_engine(
         ),
         model=parts.model,
         depth=depth,
-        max_steady_steps=max_steady_steps,
         administration=administration,
         recorder=_recorder(config, parts, state, administration, depth=depth),
         warm_up=warmed,
@@ -874,18 +877,7 @@ def _depth(config: Config, *, has_drafter: bool) -> int:
     return 1 if has_drafter else 2
 
 
-def _max_steady_steps(config: Config, parts: Parts) -> int:
-    """Return how many steps a plan may stand for: 1 where observers or the flight recorder need each step, or several are in flight. Pure."""
-    watched = (
-        config.flight_recorder.num_steps or parts.observers or parts.connector or parts.speculation or parts.shadow
-    )
-    is_spread = config.parallel.pipeline > 1 or _layout(config).num_partitions > 1
-    return 1 if watched or is_spread else parts.executor.capabilities.max_steady_steps
-
-
-def _scheduler(
-    config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions, *, max_steady_steps: int
-) -> Scheduler:
+def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions) -> Scheduler:
     kind = Scheduler if _layout(config).num_partitions == 1 else PartitionedScheduler
     return kind(
         state,
@@ -894,7 +886,6 @@ def _scheduler(
         max_preemptions=config.engine.max_preemptions,
         max_wait_s=config.engine.max_wait_s,
         decisions=decisions,
-        max_steady_steps=max_steady_steps,
     )
 
 

@@ -58,7 +58,7 @@ from trencadis.errors import (
     UnpreparedShapeError,
 )
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
-from trencadis.interfaces import Executor, OpenStep
+from trencadis.interfaces import Executor
 from trencadis.records import (
     Embedding,
     EmbeddingRequest,
@@ -112,7 +112,6 @@ class Engine:
         embeddings: EmbeddingQueue,
         model: ModelFacts,
         depth: int,
-        max_steady_steps: int = 1,
         administration: Administration | None = None,
         recorder: FlightRecorder | None = None,
         stages: Sequence[Stage] = (),
@@ -148,8 +147,6 @@ class Engine:
             state, policy, embeddings, model, check_params, self._administration.role, self._preparations, is_portable
         )
         self._depth = depth
-        self._opens_steps = max_steady_steps > 1
-        self._open: SubmittedStep | None = None  # the newest in flight, if it may stand for several
         self._time = state.clock
         self._clock: Clock = state.clock.source
         self._in_flight: deque[SubmittedStep] = deque()
@@ -282,11 +279,6 @@ class Engine:
         return bool(awaits and not computes and not could_run and not self._embeddings)
 
     @property
-    def is_steady(self) -> bool:
-        """True if nothing but a batch of several steps is in flight, and :meth:`step` would wait for as many as have ended until now."""
-        return self._open is not None and len(self._in_flight) == 1 and self._goes_on(self._open)
-
-    @property
     def num_running(self) -> int:
         """Sequences that hold a row."""
         return len(self._state.running)
@@ -321,7 +313,9 @@ class Engine:
                 if self._recorder is not None:
                     self._recorder.obstacle("ranks were lost while a text was embedded")
                 self._ranks_lost((), error)
-        deltas = self._run(embedded)
+        while not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
+            pass
+        deltas = self._commit_oldest(embedded)
         if self._is_connected:
             deltas = self._first_tokens.ahead_of(deltas)
         return deltas if self._remote_prefills is None else self._remote_prefills.without(deltas)
@@ -467,18 +461,8 @@ class Engine:
                 if self._state.transfers.has_message and self._submit_next() and self._in_flight:
                     self._drain_one()
 
-    def _run(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
-        """Submit what can be, and commit the oldest step in flight; the deltas of all requests, remote prefills included."""
-        was_open = self._open
-        if was_open is not None and not self._goes_on(was_open):
-            self._close(was_open)
-            was_open = None
-        while self._open is None and not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
-            pass
-        if self._open is not was_open and len(self._in_flight) == 1:
-            return self._announce_all(
-                _NOTHING, embedded
-            )  # how many steps it stands for is decided when it is waited for
+    def _commit_oldest(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
+        """Wait for the oldest step in flight and commit it; the deltas of all requests, remote prefills included."""
         if not self._in_flight:
             self._watch_progress()
             return self._announce_all(_NOTHING, embedded)
@@ -498,8 +482,6 @@ class Engine:
             return self._announce_all(_NOTHING, embedded)
         start_s = self._time.held_s = self._clock.now_s()
         ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else start_s - wait_s)
-        if output.num_steps > 1:
-            self._scheduler.went_on(plan, output.num_steps)
         deltas = self._committer.commit(plan, output)
         if self._recovery.suspects:
             self._recovery.step_done(plan)
@@ -515,10 +497,6 @@ class Engine:
             emitted = None if plan.drafts is None else output.num_emitted
             recorder.note((COMMIT, start_s, wait_s, end_s, step.plan_s, output.device_s, emitted, output.row_errors))
             recorder.committed(plan.step, self._scheduler.next_step)
-        if step is self._open:
-            self._open = None
-            if self._depth > 1:
-                self._submit_next()  # as it would have been before the last of these steps was over
         return deltas
 
     def _submit_next(self) -> bool:
@@ -559,28 +537,9 @@ class Engine:
             step.pending = FailedStep(error)
         step.plan_s = self._clock.now_s() - start_s
         self._in_flight.append(step)
-        if self._opens_steps and plan.num_steps > 1:
-            self._opened(step)
         if self._background is not None:
             self._background.behind_step()
         return True
-
-    def _opened(self, step: SubmittedStep) -> None:
-        """Remember a step that stands for several, if its next token ends no sequence."""
-        if getattr(step.pending, "num_steps", 1) > 1:  # of an OpenStep; to look at all that one has takes 50 µs
-            step.num_appended = self._state.waiting.num_appended
-            self._open = step
-
-    def _close(self, step: SubmittedStep) -> None:
-        """Have an open step be a step as any other."""
-        assert isinstance(step.pending, OpenStep), "only such a step is open"
-        step.pending.close()
-        self._open = None
-
-    def _goes_on(self, step: SubmittedStep) -> bool:
-        """Return whether another plan would equal that of an open step: the same sequences run, and none was added."""
-        state = self._state
-        return step.plan.slots is state.running and step.num_appended == state.waiting.num_appended
 
     def _plan(self) -> Plan | None:
         """Return the next plan; None if nothing can run, or the policy failed for good."""
@@ -721,8 +680,6 @@ class Engine:
     def _drain_one(self) -> Plan:
         """Wait for the oldest step in flight and drop its output; returns its plan."""
         step = self._in_flight.popleft()
-        if step is self._open:
-            self._close(step)
         try:
             output = self._outputs.output_of(step)
         except Exception:  # the first failure is the one that is reported

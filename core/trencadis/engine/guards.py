@@ -376,21 +376,6 @@ class GuardedScheduling(Guarded[SchedulingPolicy], Restorable):
             self.shadow.order(order, view)
         return order
 
-    def steady_steps(self, view: SchedulerView) -> int:
-        """Return 1 or more."""
-
-        def check(answer: int) -> str:
-            is_whole = isinstance(answer, int) and not isinstance(answer, bool)
-            return (
-                ""
-                if is_whole and answer >= 1
-                else f"steady_steps() returned {shown(answer)}, no whole number from 1 on"
-            )
-
-        if self._is_default("steady_steps"):
-            return 1
-        return self.guarded("steady_steps", lambda policy: policy.steady_steps(view), check)
-
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return budgets of 0 or more."""
         self.try_again()  # between two steps

@@ -6,7 +6,7 @@ A plugin implements the abstract class of its noun and yields a :class:`Componen
 from __future__ import annotations
 
 from trencadis.interfaces.acceptance import AcceptanceRule, Verification
-from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, OpenStep, PendingStep
+from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.interfaces.bucketing import BucketingStrategy
 from trencadis.interfaces.collective import Collective, RankGroups
@@ -82,7 +82,7 @@ from trencadis.interfaces.sampling import (
     SupportsPreparation,
 )
 from trencadis.interfaces.sampling_fingerprint import SamplingFingerprint
-from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, SupportsSteadySteps, TokenSplit
 from trencadis.interfaces.setting import setting
 from trencadis.interfaces.speculation import DraftView, Speculator
 from trencadis.interfaces.vocabulary import Vocabulary
@@ -135,7 +135,6 @@ __all__ = [
     "NamedModel",
     "NoConfig",
     "Observer",
-    "OpenStep",
     "PendingStep",
     "ReplicaViews",
     "Router",
@@ -172,6 +171,7 @@ __all__ = [
     "SupportsRemotePrefill",
     "SupportsRemoteScheduler",
     "SupportsRemoteWorkers",
+    "SupportsSteadySteps",
     "SupportsStepTimes",
     "SupportsSwapping",
     "TokenSplit",

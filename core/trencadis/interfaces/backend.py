@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import attrs
 
@@ -28,7 +28,6 @@ __all__ = [
     "AllocationPlan",
     "Backend",
     "BackendCapabilities",
-    "OpenStep",
     "PendingStep",
 ]
 
@@ -58,8 +57,6 @@ class BackendCapabilities:
         provides: Names for capability negotiation, such as ``backend.tree_attention``.
         collectives: With which it computes among other ranks, best first: ``shared_memory``, ``gloo``, ``nccl``, ``hccl``. Empty: it
             is alone.
-        max_steady_steps: Steps that one batch may stand for, see ``Batch.num_steps``; above 1 for simulated devices only, whose
-            ``submit`` then returns an :class:`OpenStep` for such a batch.
     """
 
     layout: str
@@ -73,7 +70,6 @@ class BackendCapabilities:
     layerwise_kv: bool = False
     provides: frozenset[str] = frozenset()
     collectives: tuple[str, ...] = ()
-    max_steady_steps: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -120,23 +116,6 @@ class PendingStep(Protocol):
         Raises:
             StepFailedError: The step raised; no token of it counts.
         """
-        ...
-
-
-@runtime_checkable
-class OpenStep(PendingStep, Protocol):
-    """A batch that stands for several steps, of which it is not decided yet how many are computed: that is known when it is waited for.
-
-    Nothing else is submitted until then, or until it was closed.
-
-    Attributes:
-        num_steps: The most that are computed; 1 if the next step ends a sequence: then it is a step as any other.
-    """
-
-    num_steps: int
-
-    def close(self) -> None:
-        """Compute one step only, since the next one will be another."""
         ...
 
 

@@ -7,7 +7,7 @@ first come, first served. Methods, and columns of the view, may be added within 
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 
-__all__ = ["INTERFACE_VERSION", "STABILITY", "SchedulerView", "SchedulingPolicy", "TokenSplit"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "SchedulerView", "SchedulingPolicy", "SupportsSteadySteps", "TokenSplit"]
 
 INTERFACE_VERSION = 1
 STABILITY = "stable"
@@ -165,16 +165,6 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return TokenSplit(decode=token_budget, prefill=token_budget)
 
-    def steady_steps(self, view: SchedulerView) -> int:
-        """Return for how many steps, this one included, :meth:`split` will leave room for the decodes of all that run; at least 1.
-
-        Asked of simulated devices only, which then compute these steps at once, after ``split`` and when every running sequence decodes
-        and none that waits could be admitted or may make others give way. Whatever changes that, such as an arrival or an end, ends
-        the stretch, and so does want of blocks: so what is asked is whether answers depend on the number of steps or on the time alone.
-        A policy that counts steps, or measures time between calls, leaves it at 1: in between it is not called.
-        """
-        return 1
-
     def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
         """Return how many tokens of a prefill to compute now, 0 .. min(num_remaining, token_budget).
 
@@ -211,3 +201,19 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
 
     def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:  # noqa: B027 - optional
         """Called when a sequence left the engine, for whatever reason; its slot may be reused."""
+
+
+class SupportsSteadySteps(ABC):
+    """Optional for a policy: says for how many steps decodes have room. Simulated devices look for it, and compute such steps at once.
+
+    A policy that counts steps, or measures time between calls, leaves it out: in between it is not called.
+    """
+
+    @abstractmethod
+    def steady_steps(self, view: SchedulerView) -> int:
+        """Return for how many steps, the planned one included, ``split`` will leave room for the decodes of all that run; at least 1.
+
+        Called after a step was planned in which every running sequence decodes and none that waits can be admitted or may make others
+        give way. Whatever changes that, such as an arrival or an end, ends the stretch of steps, and so does want of blocks: so what is
+        asked is whether answers depend on the number of steps or on the time alone.
+        """

@@ -99,8 +99,6 @@ class Batch:
         start_token_ids: Token at the first position that each sequence computes, int32 ``[num_sequences]``, for stages of a pipeline:
             they have not sampled it. Empty where every rank has it.
         connector_message: For the KV connector's worker side; empty without one.
-        num_steps: The most steps to compute, each with the token of every sequence that the one before emitted; more than 1 only where
-            ``BackendCapabilities.max_steady_steps`` is.
     """
 
     step: int
@@ -111,4 +109,3 @@ class Batch:
     drafts: Drafts | None = None
     start_token_ids: Int32Array = _NONE
     connector_message: bytes = b""
-    num_steps: int = 1

@@ -120,7 +120,6 @@ class StepOutput:
         missed_layers: A layer was computed before a layer-wise KV load had brought it: sequences with such loads are discarded.
         row_errors: Sequences that got no token because of an error of their own: each ends with it, and the others go on.
         step: Number of the batch that it is the output of; -1: not said, and so not checked.
-        num_steps: Steps that were computed, at most ``Batch.num_steps``; every sequence has as many tokens.
     """
 
     token_ids: Int32Array
@@ -134,7 +133,6 @@ class StepOutput:
     missed_layers: bool = False
     row_errors: tuple[RowError, ...] = ()
     step: int = -1
-    num_steps: int = 1
 
 
 @attrs.frozen(kw_only=True)

@@ -100,7 +100,6 @@ class Plan:
         preempted: Slots that lost their blocks in this plan, int32; disjoint from ``slots``.
         connector_message: What the KV connector's worker side is to do in this step; empty without one.
         num_tokens: Tokens to compute in the step, all sequences together: the sum of ``num_scheduled``, which is taken if it is not given.
-        num_steps: Steps that the plan may stand for, each with the next token of every sequence; blocks are there for all of them.
     """
 
     step: int
@@ -115,7 +114,6 @@ class Plan:
     preempted: Int32Array = attrs.field(factory=_none)
     connector_message: bytes = b""
     num_tokens: int = attrs.field(default=attrs.Factory(_total, takes_self=True))
-    num_steps: int = 1
 
     @property
     def num_sequences(self) -> int:

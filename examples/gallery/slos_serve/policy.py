@@ -15,7 +15,7 @@ import math
 import numpy as np
 from examples.gallery.slos_serve.planner import Candidate, Room, admitted
 
-from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit, plain_state
+from trencadis.interfaces import SchedulerView, SchedulingPolicy, SupportsSteadySteps, TokenSplit, plain_state
 from trencadis.records import BoolArray, FloatArray, Int32Array, Int64Array, StepTime
 
 __all__ = ["SlosServe"]
@@ -31,7 +31,7 @@ _CATCH_UP = 0.5
 
 
 @plain_state
-class SlosServe(SchedulingPolicy):
+class SlosServe(SchedulingPolicy, SupportsSteadySteps):
     """Plans again in every step: nothing is promised to a request but that it is in the largest set that meets its objectives now.
 
     A request is best effort if it has no targets, if its first token is late whatever is done, or if the plan leaves it out; the others

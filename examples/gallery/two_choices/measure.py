@@ -23,7 +23,7 @@ from trencadis.api import Config, Registry, load_with_plugins
 from trencadis.console import print_table
 from trencadis.records import FloatArray
 from trencadis_tools.compare.statistics import run_interval
-from trencadis_tools.simulation.macro import simulate_macro
+from trencadis_tools.simulation import simulate
 from trencadis_tools.simulation.step_times import load_step_times
 from trencadis_tools.workloads import load_workload
 
@@ -80,7 +80,7 @@ def times(router: str, workload: str, *, num_replicas: int, seed: int, **more: A
     config, registry = loaded(router)
     requests = load_workload(str(FOLDER / f"{workload}.toml"), seed=seed, **more)
     step_times = load_step_times(str(FOLDER / "service.json"))
-    run = simulate_macro(config, registry, requests, step_times=step_times, replicas=num_replicas)
+    run = simulate(config, registry, requests, step_times=step_times, replicas=num_replicas)
     return np.array([record.e2e_s for record in run.records])
 
 

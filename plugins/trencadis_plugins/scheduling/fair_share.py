@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit, plain_state
+from trencadis.interfaces import SchedulerView, SchedulingPolicy, SupportsSteadySteps, TokenSplit, plain_state
 from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 from trencadis_plugins.scheduling.columns import SlotColumn
 from trencadis_plugins.scheduling.config import FairShareConfig
@@ -59,7 +59,7 @@ class Wrapper(SchedulingPolicy):
 
 
 @plain_state
-class FairShare(Wrapper):
+class FairShare(Wrapper, SupportsSteadySteps):
     """Virtual token counters: the tenant that used least, by its weight, is admitted next.
 
     A tenant pays for its prompt once it runs and for each output token; what a preempted sequence paid stays paid. A tenant that
@@ -114,7 +114,7 @@ class FairShare(Wrapper):
 
     def steady_steps(self, view: SchedulerView) -> int:
         """Return what the inner policy says: counters order only who waits, and the next call charges for all steps since the last."""
-        return self.inner.steady_steps(view)
+        return self.inner.steady_steps(view) if isinstance(self.inner, SupportsSteadySteps) else 1
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return waiting slots as tenants take turns; those of one tenant as the inner policy orders them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit, plain_state
+from trencadis.interfaces import SchedulerView, SchedulingPolicy, SupportsSteadySteps, TokenSplit, plain_state
 from trencadis.records import Int32Array, StepTime
 from trencadis_plugins.scheduling.config import FcfsConfig
 from trencadis_plugins.scheduling.victims import VICTIMS
@@ -62,7 +62,7 @@ class Chunks:
 
 
 @plain_state
-class Fcfs(SchedulingPolicy):
+class Fcfs(SchedulingPolicy, SupportsSteadySteps):
     """Decodes first, then prompts in order of arrival, cut into chunks to fit; the youngest loses its blocks.
 
     That is what the contract's defaults do. Caps and a target trade the speed of new prompts for an even pace of running texts:

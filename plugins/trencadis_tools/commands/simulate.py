@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING
 import attrs
 
 from trencadis.api import Config, Registry
-from trencadis.console import Advance, print_table, track
+from trencadis.console import print_table, track
 from trencadis.errors import ConfigError
 from trencadis_tools.commands.lines import say
 from trencadis_tools.commands.rate import add_rate
 
 if TYPE_CHECKING:
-    from trencadis_tools.simulation.events import ReplicaEvent
-    from trencadis_tools.simulation.run import Run
-    from trencadis_tools.simulation.step_shape import StepTimes
     from trencadis_tools.simulation.summary import Percentiles, RunSummary
-    from trencadis_tools.workloads.workload import Workload
 
 __all__ = ["add_arguments", "run"]
 
@@ -42,12 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="with a speculator: how often a draft is right, such as 0.7, or a TOML file",
     )
-    parser.add_argument(
-        "--replica-model",
-        choices=["engine", "macro"],
-        default="engine",
-        help="engine: real engines (default); macro: a short form of fcfs for thousands of replicas, checked against the engine first",
-    )
     parser.add_argument("--events", type=Path, metavar="FILE.toml", help="failures, drains and joins of replicas")
     parser.add_argument("--requests", type=Path, metavar="FILE", help="write a row for each request, .csv or .parquet")
     parser.add_argument(
@@ -66,6 +56,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         TrencadisError: A component cannot be built, or broke its contract.
     """
     from trencadis_tools.compare.requests_file import check_requests_file, row_of, write_rows
+    from trencadis_tools.simulation import load_drafts, simulate
     from trencadis_tools.simulation.drafts import one_seed, speculates
     from trencadis_tools.simulation.events import read_events
     from trencadis_tools.simulation.fleet import notes_on
@@ -82,13 +73,19 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     workload = load_workload(args.workload, seed=args.seed, rate=args.rate, limit=args.max_requests)
     step_times = load_step_times(args.step_times) if args.step_times else LinearStepTimes()
     events = () if args.events is None else read_events(args.events)
-    if args.token_times and args.replica_model == "macro":
-        raise ConfigError(
-            "flag --token-times: macro replicas compute no times of tokens.", hint="Leave it out, or take engines."
-        )
     began_s = time.process_time()
     with track("Simulating", total=len(workload.requests), unit="requests") as advance:
-        result = _simulated(args, config, registry, workload, step_times=step_times, events=events, note=advance)
+        result = simulate(
+            config,
+            registry,
+            workload,
+            step_times=step_times,
+            replicas=args.replicas,
+            events=events,
+            drafts=load_drafts(args.drafts),
+            token_times=args.token_times,
+            note=advance,
+        )
     cpu_s = time.process_time() - began_s
     summary = summary_of(result)
     seed = one_seed(
@@ -118,37 +115,6 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         print()
         say(f"{len(refused)} requests have no answer; the first: {refused[0].error}")
     return 0
-
-
-def _simulated(
-    args: argparse.Namespace,
-    config: Config,
-    registry: Registry,
-    workload: Workload,
-    *,
-    step_times: StepTimes,
-    events: tuple[ReplicaEvent, ...],
-    note: Advance,
-) -> Run:
-    """Simulate with the requested kind of replicas, and return the run."""
-    from trencadis_tools.simulation import load_drafts, simulate
-    from trencadis_tools.simulation.macro import simulate_macro
-
-    if args.replica_model == "macro":
-        return simulate_macro(
-            config, registry, workload, step_times=step_times, replicas=args.replicas, events=events, note=note
-        )
-    return simulate(
-        config,
-        registry,
-        workload,
-        step_times=step_times,
-        replicas=args.replicas,
-        events=events,
-        drafts=load_drafts(args.drafts),
-        token_times=args.token_times,
-        note=note,
-    )
 
 
 def _print(summary: RunSummary, cpu_s: float) -> None:

@@ -49,7 +49,7 @@ class WatchedRegistry(Registry):
         if isinstance(made, SchedulingPolicy) and hasattr(made, "__dict__"):
             watch = _Watch(self.reads)
             for name in _DECISIONS:
-                if getattr(type(made), name) is not getattr(SchedulingPolicy, name):
+                if getattr(type(made), name, None) is not getattr(SchedulingPolicy, name, None):
                     # Set on the object, not its class: the engine asks the class which methods a subclass overrides.
                     setattr(made, name, watch.watched(getattr(made, name)))
         return made

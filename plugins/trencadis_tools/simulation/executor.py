@@ -141,14 +141,13 @@ class SimulatedExecutor(Executor):
     A request's ``SamplingParams.seed`` is its index in the workload: so a row is recognised whatever policy admitted it. Its text is the
     token ``index + 2``, over and over, and :data:`EOS`.
 
-    Where a batch may stand for several steps, it computes those that nothing changes between at once; :attr:`stretch` is the newest of them.
+    Where a batch may stand for several steps, it computes those that nothing changes between at once.
 
     Args:
         clock: Moves on when a step is waited for.
         step_times: How long steps take.
         output_lens: True output tokens of each request of the workload.
         max_model_len: Longest sequence, tokens.
-        max_steady_steps: Steps that a batch may stand for; 1: each is a batch of its own.
         vocab_size: Tokens that prompts are made of; 0: :data:`EOS` and one for each request beyond token 1.
         block_size: Tokens per block, if the config names no size.
         layout: Of batches; of all but ``ragged`` steps have buckets, and each is a batch of its own.
@@ -157,6 +156,11 @@ class SimulatedExecutor(Executor):
         stores: Of the run, for KV connectors; None: of this engine alone.
         load_timeout_s: After which the engine gives a KV load up.
         log: Notes steps; or None.
+
+    Attributes:
+        max_steps: Steps that the next batch may stand for; more than 1 only if each sequence has one token in it.
+        stretch: The newest batch that stands for several.
+        num_submitted: Batches since the start.
     """
 
     def __init__(
@@ -166,7 +170,6 @@ class SimulatedExecutor(Executor):
         output_lens: Sequence[int],
         *,
         max_model_len: int,
-        max_steady_steps: int = 1,
         vocab_size: int = 0,
         block_size: int = 16,
         layout: str = "ragged",
@@ -178,6 +181,7 @@ class SimulatedExecutor(Executor):
     ) -> None:
         self.timeline = Timeline(clock, step_times, log)
         self.stretch: Stretch | None = None
+        self.max_steps = 1
         self.num_submitted = 0
         self._output_lens = output_lens
         self._max_model_len = max_model_len
@@ -188,7 +192,6 @@ class SimulatedExecutor(Executor):
             layout=layout,
             default_block_size=block_size,
             swaps_blocks=True,
-            max_steady_steps=1 if self._has_buckets else max_steady_steps,
         )
         self._num_prompt_tokens: Int64Array = np.empty(0, np.int64)
         self._token_bytes = kv_bytes_per_token
@@ -284,9 +287,9 @@ class SimulatedExecutor(Executor):
             self._connector.end_step()
             self._newest_is_empty = not batch.num_sequences
         shape = step_shape(batch.passes, num_new=len(batch.row_starts), has_buckets=self._has_buckets)
-        if batch.num_steps > 1:
+        if self.max_steps > 1 and not self._has_buckets:
             (one,) = batch.passes
-            num_steps = min(batch.num_steps, int((self._last_position[one.rows] - one.starts).min()) - 1)
+            num_steps = min(self.max_steps, int((self._last_position[one.rows] - one.starts).min()) - 1)
             ends = self.timeline.begin(shape, num_steps)
             if len(ends) > 1:
                 self.stretch = Stretch(self, batch, ends)
@@ -328,7 +331,6 @@ class SimulatedExecutor(Executor):
             num_padded_tokens=num_tokens * num_steps,
             device_s=sum(step_s for _, step_s in ends),
             step=batch.step,
-            num_steps=num_steps,
         )
 
     def _verified(self, batch: Batch) -> tuple[Int32Array, Int32Array]:

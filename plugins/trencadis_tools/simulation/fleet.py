@@ -22,7 +22,6 @@ import numpy as np
 
 from trencadis.api import (
     Config,
-    Engine,
     EngineTotals,
     LiveRow,
     Mover,
@@ -42,10 +41,11 @@ from trencadis_tools.simulated_store.store import Stores
 from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, simulated_speculation
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import KV_BYTES_PER_TOKEN, SimulatedExecutor, StepLog
-from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
+from trencadis_tools.simulation.prompts import SimulatedPrompts
 from trencadis_tools.simulation.quiet import quiet_engines
 from trencadis_tools.simulation.replica import Replica, Unfinished, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
+from trencadis_tools.simulation.steady import MAX_STEADY_STEPS, SteadyEngine
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes
 from trencadis_tools.workloads.workload import Workload
@@ -57,9 +57,6 @@ SIMULATED_STORE = "simulated_store"
 
 NUM_BLOCKS = 2588
 """KV blocks of a replica if the configuration names no number: an RTX 4090 with Llama 3.1 8B, as the default step times."""
-
-MAX_STEADY_STEPS = 64
-"""Steps that an engine computes at once where nothing changes; what comes meanwhile leaves the times of the rest computed in vain."""
 
 _NOTES = 200
 """How often a run says how many requests have ended."""
@@ -280,7 +277,8 @@ class Fleet:
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
         self._token_times: dict[str, list[float]] | None = {} if token_times else None
-        self._prompts = self._prompts_of(workload)
+        self._output_lens = [one.num_output_tokens for one in workload.requests]
+        self._prompts = SimulatedPrompts(workload)
         longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
         cache = self._config.cache
         self._max_model_len = min(longest + 1, cache.num_blocks * (cache.block_size or 16))
@@ -328,17 +326,12 @@ class Fleet:
         for replica in built:
             self._join(replica)
 
-    def _prompts_of(self, workload: Workload) -> Prompts:
-        self._output_lens = [one.num_output_tokens for one in workload.requests]
-        return SimulatedPrompts(workload)
-
     def _build(self, index: int) -> Replica:
         clock = SimulatedClock(self._clock.time_s)
         executor = SimulatedExecutor(
             clock,
             self._step_times,
             self._output_lens,
-            max_steady_steps=self._max_steady_steps,
             max_model_len=self._max_model_len,
             vocab_size=self._prompts.vocab_size,
             layout=self._step_times.layout if isinstance(self._step_times, BucketStepTimes) else "ragged",
@@ -348,9 +341,10 @@ class Fleet:
             load_timeout_s=self._config.cache.load_timeout_s,
             log=self._log,
         )
-        engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
-        if not isinstance(engine, Engine):
+        engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor, kind=SteadyEngine)
+        if not isinstance(engine, SteadyEngine):
             raise InternalError("a simulated model generates")
+        engine.skip_steps(executor, max_steps=self._max_steady_steps)
         self._num_buckets = len(engine.warm_up.buckets)
         replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
         replica.token_times = self._token_times

@@ -7,29 +7,14 @@ few tokens may be equal by chance. Here every block and every request has a toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from trencadis.records import FinishedSequence, Request, SamplingParams, evolve_unchecked
 from trencadis_tools.workloads.workload import Workload
 
-__all__ = ["Prompts", "SimulatedPrompts"]
+__all__ = ["SimulatedPrompts"]
 
 
 _REQUEST = Request(request_id="", prompt_token_ids=(0,), cache_salt="")  # what is shared, the workload says alone
-
-
-class Prompts(Protocol):
-    """Makes requests of a workload."""
-
-    vocab_size: int
-
-    def request(self, index: int, before: Sequence[int] = ()) -> Request:
-        """Return request ``index`` of the workload, whose prompt begins with ``before`` if it continues another one."""
-        ...
-
-    def text(self, request: Request, end: FinishedSequence) -> Sequence[int]:
-        """Return what a request begins with that continues this one."""
-        ...
 
 
 class SimulatedPrompts:

@@ -9,11 +9,11 @@ from typing import Protocol
 
 import attrs
 
-from trencadis.api import Engine, EngineTotals
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import EngineLoad, FinishedSequence, Request, TokenDeltas
-from trencadis_tools.simulation.executor import Stretch, Timeline
+from trencadis_tools.simulation.executor import SimulatedExecutor
+from trencadis_tools.simulation.steady import SteadyEngine
 
 __all__ = ["Replica", "Unfinished", "Watcher"]
 
@@ -27,83 +27,6 @@ class Watcher(Protocol):
 
     def stepped(self, replica: int, deltas: TokenDeltas) -> None:
         """Called at the end of a step with what it gave."""
-        ...
-
-
-class SteppedEngine(Protocol):
-    """What a replica steps: an engine, or what stands in its place."""
-
-    totals: EngineTotals
-
-    @property
-    def hashing(self) -> tuple[str, int] | None:
-        """See :class:`~trencadis.api.Engine`; so are all others."""
-        ...
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        ...
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether several steps are in flight, and nothing changes."""
-        ...
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that wait."""
-        ...
-
-    @property
-    def num_running(self) -> int:
-        """Sequences that run."""
-        ...
-
-    def add(self, request: Request) -> int:
-        """Queue a request."""
-        ...
-
-    def step(self) -> TokenDeltas:
-        """Take a step."""
-        ...
-
-    def load(self) -> EngineLoad:
-        """Return how much there is to do."""
-        ...
-
-    def close(self) -> None:
-        """End everything."""
-        ...
-
-
-class OpenStretch(Protocol):
-    """Several steps in flight."""
-
-    @property
-    def end_s(self) -> float:
-        """When they end at the latest."""
-        ...
-
-
-class Device(Protocol):
-    """What a stepped engine computes on."""
-
-    timeline: Timeline
-    num_submitted: int
-
-    @property
-    def stretch(self) -> OpenStretch | None:
-        """The newest."""
-        ...
-
-    @property
-    def idle_until_s(self) -> float:
-        """Until when steps bring nothing unless a request comes; minus infinity: the next one may."""
-        ...
-
-    def fail(self, now_s: float) -> None:
-        """End transfers that are under way."""
         ...
 
 
@@ -152,9 +75,9 @@ class Replica:
 
     index: int
     serial: int
-    engine: SteppedEngine
+    engine: SteadyEngine
     clock: SimulatedClock
-    executor: Device
+    executor: SimulatedExecutor
     refused: Callable[[Request, RequestError], None]
     watcher: Watcher | None = None
     inbox: deque[Request] = attrs.field(factory=deque)
@@ -251,11 +174,10 @@ class Replica:
 
     def output_lens(self, now_s: float) -> dict[str, int]:
         """Return the output tokens that came until now of each request that it has, by id."""
-        assert isinstance(self.engine, Engine), "macro replicas move nothing"
         hidden = self._num_hidden(self.deltas)
         num_ended = 0
         if self.is_open:
-            assert isinstance(self.executor.stretch, Stretch), "macro replicas move nothing"
+            assert self.executor.stretch is not None, "it is what is open"
             num_ended = self.executor.stretch.num_ended(now_s)
         lens = {
             name: num - hidden.get(slot, 0) + num_ended * runs
@@ -268,7 +190,6 @@ class Replica:
 
     def withdraw(self, request_id: str) -> Unfinished:
         """Take a request out that has not ended; no step runs."""
-        assert isinstance(self.engine, Engine), "macro replicas move nothing"
         end = self.engine.withdraw(request_id)
         if end is not None:
             return Unfinished(request_id, tuple(end.token_ids), end)
@@ -305,7 +226,6 @@ class Replica:
         Args:
             hidden: What that step gives, or None: no step runs.
         """
-        assert isinstance(self.engine, Engine), "what stands in for an engine overrides this"
         num_hidden = self._num_hidden(hidden)
         ended = [] if hidden is None else list(hidden.finished)
         live = list(self.engine.inspect().sequences)

@@ -65,11 +65,6 @@ def test_events_come_from_a_file_and_a_wrong_one_is_refused_in_words(capsys, tmp
     assert "which is one of fail, drain, join" in capsys.readouterr().err
 
 
-def test_what_the_macro_replica_does_not_cover_is_refused_in_words(capsys) -> None:
-    assert main(["simulate", *SMALL, "--replica-model", "macro"]) == 2
-    assert "it needs scheduling.name" in capsys.readouterr().err
-
-
 def test_drafts_count_and_a_speculator_that_nothing_is_known_of_is_refused_in_words(capsys, tmp_path: Path) -> None:
     ngram = ("--max-requests", "8", "--speculation.name", "ngram")
     assert main(["simulate", *SMALL, *ngram]) == 2
@@ -80,8 +75,6 @@ def test_drafts_count_and_a_speculator_that_nothing_is_known_of_is_refused_in_wo
     plain = json.loads(simulated(capsys, "--max-requests", "8", "--json"))
     assert told["num_draft_tokens"] > told["num_accepted_tokens"] > 200
     assert told["tpot_s"]["mean"] < 0.8 * plain["tpot_s"]["mean"]
-    assert main(["simulate", *SMALL, *ngram, "--drafts", "0.5", "--replica-model", "macro"]) == 2
-    assert 'speculation.name = "none"' in capsys.readouterr().err
 
 
 def test_requests_that_are_too_long_are_counted_and_the_first_says_why(capsys) -> None:
@@ -108,11 +101,6 @@ def test_times_of_tokens_are_a_column_if_they_are_asked_for(capsys, tmp_path) ->
         times_s = [float(word) for word in row["token_times_s"].split()]
         assert len(times_s) == int(row["num_output_tokens"])
         assert (times_s[0], times_s[-1]) == (float(row["first_token_s"]), float(row["finished_s"]))
-
-
-def test_macro_replicas_refuse_times_of_tokens(capsys) -> None:
-    assert main(["simulate", *SMALL, "--replica-model", "macro", "--token-times"]) == 2
-    assert "macro replicas compute no times of tokens" in capsys.readouterr().err
 
 
 def test_a_kv_store_is_simulated_and_a_connector_that_moves_bytes_is_named_as_left_out(capsys) -> None:

@@ -66,7 +66,6 @@ class BatchBuilder:
             drafts=None if plan.drafts is None else _copied(plan.drafts),
             start_token_ids=state.rows.tokens[plan.rows, plan.starts] if self._brings_tokens else _NO_TOKENS,
             connector_message=plan.connector_message,
-            num_steps=plan.num_steps,
         )
 
 

@@ -210,8 +210,6 @@ class Committer:
         if plan.drafts is not None:
             drafts = plan.drafts.num_drafts
             ends = np.where(drafts > 0, plan.starts + output.num_emitted, ends)
-        elif output.num_steps > 1:
-            ends = plan.starts + output.num_steps
         full = ends // state.block_size
         grown = resident & (full > table.num_hashed_blocks[places])
         if 1 not in grown.tobytes():

@@ -42,10 +42,7 @@ NOT_SUBMITTED, NO_PASSES = _NotSubmitted(), PassCounts()
 
 @attrs.define(kw_only=True, eq=False)
 class SubmittedStep:
-    """One step from its plan to its commit, with the counts of its planning; stages fill in theirs.
-
-    ``num_appended`` counts the sequences that had begun to wait when an open step was planned.
-    """
+    """One step from its plan to its commit, with the counts of its planning; stages fill in theirs."""
 
     plan: Plan
     pending: PendingStep = NOT_SUBMITTED
@@ -63,7 +60,6 @@ class SubmittedStep:
     num_block_swaps: int = 0
     draft_s: float = 0.0
     num_drafters_quarantined: int = 0
-    num_appended: int = 0
 
 
 @attrs.define(kw_only=True)
@@ -128,10 +124,9 @@ class Accounting:
         totals, plan, swaps, passes = self.totals, step.plan, step.swap_counts, step.pass_counts
         drafts = NO_DRAFTS if plan.drafts is None else count_drafts(plan.drafts, num_accepted)
         num_first = self._first_tokens.take_num_new() if self._first_tokens.num_new else 0
-        num_steps = output.num_steps
-        totals.num_steps += num_steps
-        totals.num_sequence_steps += len(deltas.slots) * num_steps + num_first
-        totals.num_scheduled_tokens += plan.num_tokens * num_steps
+        totals.num_steps += 1
+        totals.num_sequence_steps += len(deltas.slots) + num_first
+        totals.num_scheduled_tokens += plan.num_tokens
         totals.num_padded_tokens += output.num_padded_tokens
         totals.num_compilations += output.num_compilations
         if swaps is not NO_SWAPS:

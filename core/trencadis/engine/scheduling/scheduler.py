@@ -12,13 +12,12 @@ The next chunk of a prompt is, for each stage computes batches in order, and so 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Any
 
 import numpy as np
 
 from trencadis.engine.guards import GuardedScheduling
-from trencadis.engine.inspect.decisions import Decisions, StepNotes
+from trencadis.engine.inspect.decisions import Decisions, StepNotes, Stop
 from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.admission import Admission
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
@@ -47,10 +46,10 @@ class Scheduler:
         max_preemptions: Sequences preempted more often are spared while others are left.
         max_wait_s: Sequences that waited longer are admitted first.
         decisions: Records what was decided, and why; None: nothing is recorded.
-        max_steady_steps: The most steps that a plan may stand for.
 
     Attributes:
         failed: Sequences that ended while the newest plan was made.
+        views: Makes the views that the policy is given.
         preemptor: Lets running sequences give way to waiting ones.
         had_drafts: The newest plan had drafts, which may have got blocks in vain.
         next_step: Number of the next plan.
@@ -67,15 +66,13 @@ class Scheduler:
         max_preemptions: int,
         max_wait_s: float,
         decisions: Decisions | None = None,
-        max_steady_steps: int = 1,
     ) -> None:
         self._state = state
         self._policy = policy
-        self._max_steady_steps, self._skips = max_steady_steps, max_steady_steps > 1
         self._pipeline = policy if isinstance(policy, PipelinedScheduling) else None
         self._budget = max_num_batched_tokens
         self._max_preemptions = max_preemptions
-        self._views = ViewMaker(state)
+        self.views = ViewMaker(state)
         self._blocks = state.blocks  # from which decodes get theirs
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
         self.preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
@@ -113,7 +110,7 @@ class Scheduler:
             self.admission.begin()
         if self.had_drafts:
             self._take_back()
-        view, order = self._views.view(), None
+        view, order = self.views.view(), None
         # The view itself would keep its arrays alive.
         notes.now_s, notes.num_waiting, notes.num_free_blocks = view.now_s, len(view.waiting), view.num_free_blocks
         if alone is not None:
@@ -122,7 +119,7 @@ class Scheduler:
             order = self.admission.cached_order.order(view).copy()
             self._preempted = self.preemptor.make_way(view, order)
             order = self.admission.ranked_by_age(view, order, first=self.preemptor.has_room)
-            view = self._views.view()
+            view = self.views.view()
         num_gave_way = len(self._preempted)
         active = state.running
         if active is not self._running:
@@ -142,7 +139,7 @@ class Scheduler:
         all_decode = ends.tobytes() == num_tokens.tobytes()
         decodes = active if all_decode else active[ends == num_tokens]
         notes.split, notes.active, notes.decodes = split, active, decodes
-        is_settled = not state.waiting.slots.size or (self._skips and order is None and not state.rows.num_free)
+        is_settled = not state.waiting.slots.size or (order is None and not state.rows.num_free)
         if all_decode and active is state.running and drafts is None and is_settled:
             plan = self._plan_decodes(view, split, places, computed, ends)
             if plan is not None:
@@ -157,7 +154,7 @@ class Scheduler:
             left -= sum(int(c.sum()) for c in counts[1:])
         notes.num_left = left
         if len(self._preempted) == num_gave_way and left > 0 and state.waiting.slots.size:
-            admitted, chunks = self.admission.admit(self._views.view(), token_budget=left, order=order)
+            admitted, chunks = self.admission.admit(self.views.view(), token_budget=left, order=order)
             slots.append(admitted)
             counts.append(chunks)
         if drafts is not None and decodes.size:
@@ -173,8 +170,8 @@ class Scheduler:
     ) -> Plan | None:
         """Plan a token for each running sequence where nothing else is to be decided; None if something is.
 
-        This is what :meth:`plan` comes to then, and what nearly all steps are: nothing waits, every sequence decodes, and blocks and
-        budgets are enough.
+        This is what :meth:`plan` comes to then, and what nearly all steps are: nothing waits that could get a row, every sequence decodes,
+        and blocks and budgets are enough.
 
         Args:
             view: The state.
@@ -186,18 +183,17 @@ class Scheduler:
         state, table, number = self._state, self._state.table, len(places)
         if not number or number > min(split.decode, self._budget) or self._preempted:
             return None
-        if table.was_preempted and (
-            self._max_steady_steps == 1 or 1 in (table.high_water[places] > computed).tobytes()
-        ):
-            return None
+        if table.was_preempted and 1 in (table.high_water[places] > computed).tobytes():
+            return None  # tokens are computed again, which are counted
         if len(self._ones) < number:
             self._ones, self._trues = _constant(2 * number, np.int32), _constant(2 * number, np.bool_)
         if 1 in (table.num_blocks[places] * state.block_size < ends).tobytes():
             if number > state.blocks.num_available:  # so many may be missing
                 return None
             self._allocate(view, state.running, self._ones[:number])
-        num_steps = self._steady_steps(view, places, ends) if self._skips else 1
         self.notes.num_left = min(self._budget - number, split.prefill)
+        if state.waiting.slots.size and self.notes.num_left > 0:
+            self.notes.stop = Stop("rows")
         self.had_drafts = False
         table.num_computed_tokens[places] = ends
         table.num_tokens[places] = ends + 1
@@ -213,50 +209,10 @@ class Scheduler:
             preempted=_EMPTY,
             connector_message=state.transfers.take_message() if self._is_connected else b"",
             num_tokens=number,
-            num_steps=num_steps,
         )
         self._note(plan.slots, plan.starts, plan.num_scheduled)
         self.next_step += 1
         return plan
-
-    def _steady_steps(self, view: SchedulerView, places: Int64Array, ends: Int64Array) -> int:
-        """Return how many steps nothing is to be decided in: as the policy promises, none reaches its limit, and blocks are enough."""
-        state, table = self._state, self._state.table
-        most = min(self._max_steady_steps, int((table.max_total_tokens[places] - ends).min()) - 1)
-        if most < 2 or 1 in (ends <= table.num_prompt_tokens[places]).tobytes():
-            return 1  # the last prompt token alone looks like a decode, and the token after it has a time of its own
-        most = min(most, self._policy.steady_steps(view))
-        held, size = table.num_blocks[places], state.block_size
-
-        def lacks(
-            num_steps: int,
-        ) -> bool:  # for the step after them, which is planned before the last of them is committed
-            return int(np.maximum(-(-(ends + num_steps) // size) - held, 0).sum()) > state.blocks.num_available
-
-        return bisect_left(range(2, most + 1), True, key=lacks) + 1 if lacks(most) else most
-
-    def went_on(self, plan: Plan, num_steps: int) -> None:
-        """Count the steps that a plan stood for after the first one, with blocks as these steps would have taken them one by one.
-
-        Args:
-            plan: Whose sequences still run, and no plan was made since.
-            num_steps: That were computed, at least 2.
-        """
-        state, table, size = self._state, self._state.table, self._state.block_size
-        places = plan.slots.astype(np.intp)
-        firsts, ends = table.num_blocks[places], plan.starts + num_steps
-        missing = np.maximum(-(-ends // size) - firsts, 0)
-        number = int(missing.sum())
-        if number:
-            sequences = np.repeat(np.arange(len(places)), missing)
-            columns = firsts[sequences] + np.arange(number) - np.repeat(np.cumsum(missing) - missing, missing)
-            order = np.lexsort((sequences, columns * size - plan.starts[sequences]))  # by step, then as in the plan
-            rows, columns = plan.rows[sequences[order]], columns[order].astype(np.int32)
-            state.rows.write_blocks(rows, columns, self._blocks.allocate(number))
-            table.num_blocks[places] += missing
-        table.num_computed_tokens[places] += num_steps - 1
-        table.num_tokens[places] += num_steps - 1
-        self.next_step += num_steps - 1
 
     def _look_at(self, running: Int32Array) -> None:
         """Find slots, in the type that numpy indexes with at a third of the price, rows and epochs of those that run.
@@ -380,7 +336,7 @@ class Scheduler:
             while (
                 self.admission.lacks_blocks
                 and state.running.size
-                and self._make_room(self._views.view(), may_fail=False)
+                and self._make_room(self.views.view(), may_fail=False)
             ):
                 slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
             return self._finish_plan(slots, counts, None, _EMPTY)
@@ -390,7 +346,7 @@ class Scheduler:
         slots = np.array([slot], np.int32)
         remaining = int(table.num_tokens[slot] - table.num_computed_tokens[slot])
         lengths = np.array([min(remaining, self._budget)], np.int32)
-        slots, lengths = self._allocate(self._views.view(), slots, lengths)
+        slots, lengths = self._allocate(self.views.view(), slots, lengths)
         return self._finish_plan(slots, lengths, None, _EMPTY)
 
     # ------------------------------------------------------------------------------------------------- plan

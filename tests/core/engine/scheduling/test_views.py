@@ -19,7 +19,7 @@ def request(name: str, prompt: tuple[int, ...] = PROMPT, **fields: object) -> Re
 
 
 def view_of(engine) -> SchedulerView:
-    return engine._scheduler._views.view()
+    return engine._scheduler.views.view()
 
 
 def waiting_prefixes(engine) -> list[int]:

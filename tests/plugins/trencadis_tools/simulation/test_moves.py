@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.simulation import BLOCK_TOKENS, STEP_TIMES, asked, config_of, mixed, run
-from trencadis.errors import CapabilityError, StepFailedError
+from trencadis.errors import StepFailedError
 from trencadis.interfaces import Move, Router, SupportsMoves
 from trencadis_tools.simulation import ReplicaEvent
 from trencadis_tools.simulation.fleet import Fleet
-from trencadis_tools.simulation.macro import simulate_macro
 from trencadis_tools.workloads import Workload
 
 HERE = "tests.plugins.trencadis_tools.simulation.test_moves"
@@ -173,13 +172,3 @@ def test_a_replica_that_is_drained_can_be_emptied_at_once():
 def test_a_router_that_fails_when_asked_for_moves_ends_the_run():
     with pytest.raises(StepFailedError, match="the router failed"):
         run([asked("a", output=9)], routed("Fails"), replicas=2)
-
-
-def test_macro_replicas_refuse_routers_that_move():
-    config, registry = config_of(
-        cache={"prefix_caching": False, "num_blocks": 128, "block_size": 4},
-        **{**SERIAL, "router": {"name": f"{HERE}:Once"}, "scheduling": {"name": "fcfs"}},
-    )
-    workload = Workload(name="test", requests=(asked("a"),), block_tokens=BLOCK_TOKENS)
-    with pytest.raises(CapabilityError, match="macro replicas move no requests"):
-        simulate_macro(config, registry, workload, step_times=STEP_TIMES, replicas=2)

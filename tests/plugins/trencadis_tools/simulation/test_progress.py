@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from trencadis.api import load_with_plugins
 from trencadis_tools.simulation import simulate
-from trencadis_tools.simulation.macro import simulate_macro
 from trencadis_tools.simulation.step_times import LinearStepTimes
 from trencadis_tools.workloads import load_workload
 
-MACRO = {"cache.prefix_caching": False, "engine.async_scheduling": False}
 
-
-@pytest.mark.parametrize("run", [simulate, simulate_macro])
-def test_requests_that_have_ended_are_counted_up_to_all_of_them(run) -> None:
-    resolved, registry = load_with_plugins(environ={}, overrides={"scheduling.name": "fcfs", **MACRO})
+def test_requests_that_have_ended_are_counted_up_to_all_of_them() -> None:
+    resolved, registry = load_with_plugins(environ={}, overrides={"scheduling.name": "fcfs"})
     workload, told = load_workload("poisson", limit=40), []
-    run(resolved.config, registry, workload, step_times=LinearStepTimes(), note=told.append)
+    simulate(resolved.config, registry, workload, step_times=LinearStepTimes(), note=told.append)
     assert told == list(range(1, 41))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.simulation import BLOCK_TOKENS, STEP_TIMES, asked, config_of, mixed
 from trencadis.errors import StepFailedError
-from trencadis.interfaces import SchedulingPolicy
+from trencadis.interfaces import SchedulingPolicy, SupportsSteadySteps
 from trencadis_plugins.scheduling.fcfs import Fcfs
 from trencadis_tools.simulation import ReplicaEvent, Run
 from trencadis_tools.simulation.fleet import Fleet
@@ -54,7 +54,7 @@ class Alternates(Fcfs):
         return split if self._count % 2 or not view.running.size else split._replace(decode=1)
 
 
-class Promises(SchedulingPolicy):
+class Promises(SchedulingPolicy, SupportsSteadySteps):
     def steady_steps(self, view):
         return 0
 
