@@ -7,21 +7,13 @@ from collections.abc import Sequence
 
 from trencadis.records import TokenLogprobs
 
-__all__ = ["MULTIPLIER", "START", "chain", "fake_embedding", "fake_logprob", "fake_next_token", "fake_text", "start_of"]
+__all__ = ["MULTIPLIER", "START", "chain", "fake_embedding", "fake_logprob", "fake_next_token", "fake_text"]
 
 _MASK = (1 << 64) - 1
 MULTIPLIER = 6364136223846793005
 """By which an entry is multiplied to get the next."""
 START = 0x9E3779B97F4A7C15
 """What stands before the first entry."""
-
-
-def start_of(adapter: str) -> int:
-    """Return what stands before the first entry with a LoRA adapter; :data:`START` without one. Pure."""
-    state = START
-    for position, letter in enumerate(adapter.encode()):
-        state = chain(state, letter, position)
-    return state
 
 
 def chain(state: int, token: int, position: int) -> int:
@@ -34,9 +26,7 @@ def fake_next_token(state: int, vocab_size: int) -> int:
     return (state >> 33) % vocab_size
 
 
-def fake_text(
-    prompt: tuple[int, ...] | list[int], num_tokens: int, *, vocab_size: int = 97, eos: int = 0, adapter: str = ""
-) -> list[int]:
+def fake_text(prompt: tuple[int, ...] | list[int], num_tokens: int, *, vocab_size: int = 97, eos: int = 0) -> list[int]:
     """Return what a :class:`FakeBackend` must generate: the slow reference, without cache, blocks or batches. Pure.
 
     Args:
@@ -44,9 +34,8 @@ def fake_text(
         num_tokens: The most tokens to generate; ends after ``eos``.
         vocab_size: As in the backend.
         eos: End-of-sequence token; -1 for none.
-        adapter: LoRA adapter; empty for none.
     """
-    state = start_of(adapter)
+    state = START
     for position, token in enumerate(prompt):
         state = chain(state, token, position)
     output: list[int] = []

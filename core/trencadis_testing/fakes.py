@@ -44,7 +44,6 @@ from trencadis_testing.fake_model import (
     fake_logprob,
     fake_next_token,
     fake_text,
-    start_of,
 )
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fake_step import FakeStep
@@ -109,7 +108,7 @@ class FakeBackend(Backend):
             merges_prefills=merges_prefills,
             swaps_blocks=swaps_blocks,
             layerwise_kv=layerwise_kv,
-            provides=frozenset({"backend.adapters"} | ({"backend.tree_attention"} if layout == "ragged" else set())),
+            provides=frozenset({"backend.tree_attention"} if layout == "ragged" else ()),
         )
         self._vocab_size = vocab_size
         self._num_words = num_words or vocab_size
@@ -167,7 +166,6 @@ class FakeBackend(Backend):
         shape = (3, plan.num_host_blocks, plan.block_size)
         self._host: Int64Array = np.full(shape, -1, np.int64)
         self._logprobs: dict[int, int] = {}
-        self._starts: dict[int, int] = {}  # what stands before the first entry, by row
 
     def prepare(self, bucket: Bucket) -> None:
         """Note the bucket."""
@@ -253,7 +251,6 @@ class FakeBackend(Backend):
             self._tokens[start.row, : len(start.token_ids)] = start.token_ids
             self._tables[start.row] = -1
             self._doubtful.discard(start.row)
-            self._starts[start.row] = start_of(start.adapter) if start.adapter else START
             asked = start.params.logprobs
             self._logprobs[start.row] = -1 if asked is None else asked
         writes = batch.table_writes
@@ -355,7 +352,7 @@ class FakeBackend(Backend):
         if self._strict and start:
             self._check_context(row, slots[:start], tokens[:start])
         root = start + length - 1 - len(tree)
-        before = int(self._states[slots[start - 1]]) if start else self._starts[row]
+        before = int(self._states[slots[start - 1]]) if start else START
         # Of each new token: the entry before it, as an index into the new ones, and its position.
         links = [(index - 1, start + index) for index in range(root - start + 1)]
         links += [
@@ -380,7 +377,7 @@ class FakeBackend(Backend):
     def _check_context(self, row: int, slots: Int64Array, tokens: Int32Array) -> None:
         """Raise unless every entry is that of its token at its place after the entry before it."""
         states, positions = self._states[slots], np.arange(len(slots))
-        before = np.append(np.uint64(self._starts[row]), states[:-1])
+        before = np.append(np.uint64(START), states[:-1])
         chained = (before ^ (tokens.astype(np.uint64) + np.uint64(1))) * np.uint64(MULTIPLIER)
         good = (self._kv_tokens[slots] == tokens) & (self._kv_positions[slots] == positions)
         good &= states == chained + positions.astype(np.uint64)

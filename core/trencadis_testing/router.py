@@ -28,14 +28,13 @@ _BLOCK = 4
 
 
 def routing_request(
-    token_ids: Sequence[int] = tuple(range(1, 42)), *, tenant: str = "", adapter: str = "", has_hashes: bool = True
+    token_ids: Sequence[int] = tuple(range(1, 42)), *, tenant: str = "", has_hashes: bool = True
 ) -> RoutingRequest:
     """Return a request for a prompt. Pure.
 
     Args:
         token_ids: Of the prompt.
         tenant: Who asks.
-        adapter: Of the request.
         has_hashes: With hashes of its blocks of four tokens.
     """
     blocks = (len(token_ids) - 1) // _BLOCK if has_hashes else 0
@@ -44,7 +43,6 @@ def routing_request(
         block_hashes=tuple(_hash(token_ids[: _BLOCK * (i + 1)]) for i in range(blocks)),
         tenant=tenant.partition("/")[0],
         user=tenant,
-        adapter=adapter,
     )
 
 
@@ -321,7 +319,6 @@ def _some_request(rng: random.Random) -> RoutingRequest:
     return routing_request(
         tokens,
         tenant=rng.choice(("", "a", "a/b")),
-        adapter=rng.choice(("", "french")),
         has_hashes=rng.random() < 0.8,
     )
 

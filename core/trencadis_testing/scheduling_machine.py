@@ -70,8 +70,6 @@ class World:
             "max_wait_s": rng.choice([0.5, 60.0]),
             "preemption": "swap" if number % 2 else "recompute",
             "swap_blocks": rng.choice([6, 64, 64]),
-            "max_loras": rng.choice([0, 1, 2]),
-            "max_adapter_skips": rng.choice([2, 64]),
             # A rule may let 100 s pass in a step, which costs an impatient engine its connector.
             "release_timeout_s": 1e6 if number % 4 < 2 else 60.0,
         }
@@ -119,7 +117,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.clock = SimulatedClock()
         self.policy = type(self).make()
         self.max_model_len = sizes["num_blocks"] * _BLOCK_SIZE
-        self.token_budget, self.has_adapters = sizes["max_num_batched_tokens"], sizes["max_loras"] > 0
+        self.token_budget = sizes["max_num_batched_tokens"]
         backend = FakeBackend(layout=world.layout, max_model_len=self.max_model_len, max_prefill_batch_size=2)
         self.engine = make_engine(
             policy=self.policy,
@@ -151,7 +149,6 @@ class PolicyMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 1, 7]),
         tenant=st.sampled_from(["", "blue", "green"]),
         cache_salt=st.sampled_from(["", "", "salt"]),
-        adapter=st.sampled_from(["", "", "x", "y", "z"]),
         weight=st.sampled_from([1.0, 1.0, 4.0]),
         target_s=st.sampled_from([0.01, 0.4, float("inf")]),
     )
@@ -163,7 +160,6 @@ class PolicyMachine(RuleBasedStateMachine):
         length: int,
         shares: bool,
         target_s: float,
-        adapter: str,
         **more: Any,
     ) -> None:
         """Some requests come, perhaps with a prompt that was there before, and some steps run."""
@@ -174,7 +170,6 @@ class PolicyMachine(RuleBasedStateMachine):
                 prompt_token_ids=_SYSTEM + own if shares else own,
                 ttft_target_s=target_s,
                 tpot_target_s=target_s,
-                adapter=adapter if self.has_adapters else "",
                 **more,
             )
             self.num_seen += 1
@@ -285,7 +280,7 @@ class PolicyMachine(RuleBasedStateMachine):
         request = self.live[end.request_id]
         prompt, params = list(request.prompt_token_ids), request.params
         most = min(params.max_tokens or 0, self.max_model_len - len(prompt))
-        text = fake_text(prompt, most, eos=-1 if params.ignore_eos else 0, adapter=request.adapter)
+        text = fake_text(prompt, most, eos=-1 if params.ignore_eos else 0)
         assert end.token_ids.tolist() == text, f"27: the text of {end.request_id}"
 
     def _leave(self, name: str) -> None:

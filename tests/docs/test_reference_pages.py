@@ -92,7 +92,7 @@ def test_python_page_has_parameters_with_their_defaults_and_methods_with_their_a
         "### `generate(prompts, sampling_params=None, *, on_refusal='ignore', use_progress=None, priorities=None"
         in page
     )
-    assert "tpot_target_s=inf, adapter='', transfer_params=None)`" in page
+    assert "tpot_target_s=inf, transfer_params=None)`" in page
     assert "| `ttft_targets_s` | Seconds within which" in page
     assert "| `PluginError` | A component cannot be chosen, built or combined with the others. |" in page
     assert "Example::" not in page

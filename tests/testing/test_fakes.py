@@ -87,7 +87,7 @@ def test_blocks_become_findable_with_verified_tokens_alone():
             tokens = state.known_tokens(sequence)
             assert full * 4 <= min(len(tokens), int(state.table.num_computed_tokens[slot]))
             expected = []
-            state.hasher.extend(expected, tokens, num_blocks=full, salt="", adapter="")
+            state.hasher.extend(expected, tokens, num_blocks=full, salt="")
             assert sequence.block_hashes[:full] == expected
             slots = (state.blocks_of(sequence)[:full, None] * 4 + np.arange(4)).ravel()
             assert backend.kv_cache()[1][slots].tolist() == tokens[: full * 4].tolist()

@@ -115,18 +115,6 @@ class EngineConfig:
         unit="steps",
         validator=ge(0),
     )
-    max_loras: int = setting(
-        0,
-        "Most LoRA adapters in use by running sequences at once; 0: no request may name one.",
-        unit="adapters",
-        validator=ge(0),
-    )
-    max_adapter_skips: int = setting(
-        64,
-        "A sequence passed over in this many plans, because its adapter had no place, gets the next one reserved.",
-        unit="plans",
-        validator=ge(1),
-    )
     warmup: bool = setting(True, "Prepare every bucket before the first request.")
     role: str = setting(
         "both",

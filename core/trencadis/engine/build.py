@@ -109,14 +109,12 @@ from trencadis.startup import LEDGER, end_start, is_own_process, rare_collection
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
 
 __all__ = [
-    "ADAPTERS",
     "EmbeddingParts",
     "Meters",
     "Parts",
     "TREES",
     "budget_of",
     "build_engine",
-    "check_adapters",
     "check_drafter",
     "check_head",
     "check_misses",
@@ -749,7 +747,6 @@ def compose_engine(
     clock = clock or SystemClock()
     executor, capabilities = parts.executor, parts.executor.capabilities
     config = without_sharing(config, capabilities)
-    check_adapters(config, capabilities)
     block_size = config.cache.block_size or capabilities.default_block_size
     drafter = parts.speculation.speculator if parts.speculation else None
     check_drafter(parts.speculation)
@@ -1157,8 +1154,6 @@ def _state(
         seed=config.engine.seed,
         prefix_caching=config.cache.prefix_caching,
         tenants=config.scheduling.tenants,
-        max_loras=config.engine.max_loras,
-        max_adapter_skips=config.engine.max_adapter_skips,
         num_partitions=_layout(config).num_partitions,
     )
 
@@ -1216,9 +1211,6 @@ def _compatibility(config: Config, model: ModelFacts, block_size: int) -> str:
     return "\0".join((*where, model.identity, str(block_size)))
 
 
-ADAPTERS = "backend.adapters"
-"""Capability of a backend that computes rows with the LoRA adapters that ``RowStart.adapter`` names."""
-
 TREES = "backend.tree_attention"
 """Capability of a backend that verifies several drafts after one token."""
 
@@ -1229,20 +1221,6 @@ def without_sharing(config: Config, capabilities: BackendCapabilities) -> Config
         return config
     logger.info("Using Contiguous PA, disabling prefix caching")
     return attrs.evolve(config, cache=attrs.evolve(config.cache, prefix_caching=False))
-
-
-def check_adapters(config: Config, capabilities: BackendCapabilities) -> None:
-    """Refuse adapters where none are computed with.
-
-    Raises:
-        ConfigValueError: They are asked for, and the backend does not provide them.
-    """
-    if config.engine.max_loras and ADAPTERS not in capabilities.provides:
-        raise ConfigValueError(
-            f"[engine] max_loras = {config.engine.max_loras}: the backend does not compute with LoRA adapters (it does not "
-            f'provide "{ADAPTERS}"), so a request would get the text of the model itself.',
-            hint="Leave it at 0, or choose a backend that serves adapters.",
-        )
 
 
 HEAD = "backend.head"

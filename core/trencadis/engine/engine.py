@@ -187,7 +187,7 @@ class Engine:
 
         Raises:
             PromptTooLongError: The prompt leaves no room for one output token.
-            InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
+            InvalidRequestError: An empty prompt, a token id outside the vocabulary, or an id that is live.
             RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
         """
         state, original_request = self._state, request

@@ -107,13 +107,6 @@ FEATURES: Final = (
         },
         remedy='Set kv_connector.name to one that goes with the layout (docs/layouts.md), or to "none"; a single rank can also run with executor.name = "inline".',
     ),
-    LayoutFeature(
-        name="LoRA adapters, where a backend computes them",
-        setting="engine.max_loras",
-        unless=(0,),
-        refused={"tensor": "adapters are not divided over ranks", "pipeline": "adapters are not divided over ranks"},
-        remedy="Leave it at 0, or set [parallel] tensor and pipeline to 1.",
-    ),
 )
 """What the core has settings for, or requests; in the order of the documentation."""
 

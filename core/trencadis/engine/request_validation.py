@@ -104,7 +104,7 @@ class RequestValidator:
 
         Raises:
             PromptTooLongError: The prompt leaves no room for one output token.
-            InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
+            InvalidRequestError: An empty prompt, a token id outside the vocabulary, or an id that is live.
             ContinuationError: Another engine has begun it, and its parameters do not let it go on here.
         """
         if request.request_id in self._state.slot_of or request.request_id in self._embeddings:

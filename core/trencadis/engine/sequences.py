@@ -151,8 +151,6 @@ _INT_COLUMNS = (
     "high_water",
     "row",
     "epoch",
-    "adapter",
-    "num_adapter_skips",
 )
 _FLOAT_COLUMNS = (
     "arrival_s",
@@ -174,7 +172,7 @@ class SequenceTable(Restorable):
     ``num_swapped_tokens`` counts tokens of a waiting sequence whose KV is in host memory.
     ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token.
     ``waiting_since_s`` is when a sequence joined the queue, ``waited_s`` how long it waited until it ran, all times together. ``was_preempted`` is false as long as that is 0 everywhere.
-    ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine. ``adapter`` is the number of a LoRA adapter, 0 for none; ``num_adapter_skips`` counts plans that passed a waiting sequence over for it.
+    ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine.
     """
 
     priority: Int64Array
@@ -193,8 +191,6 @@ class SequenceTable(Restorable):
     high_water: Int64Array
     row: Int64Array
     epoch: Int64Array
-    adapter: Int64Array
-    num_adapter_skips: Int64Array
     arrival_s: FloatArray
     first_token_s: FloatArray
     waiting_since_s: FloatArray

@@ -19,7 +19,6 @@ from trencadis.config.tenants import TenantConfig
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.engine.cache.swapping import Swapping
-from trencadis.engine.scheduling.adapters import AdapterPlaces
 from trencadis.engine.scheduling.tenants import Tenants
 from trencadis.engine.sequences import Rows, Sequence, SequenceState, SequenceTable, SlotQueue
 from trencadis.engine.transfer.transfers import Transfers
@@ -45,8 +44,6 @@ class EngineState:
         seed: The engine's.
         prefix_caching: Whether blocks are kept for reuse.
         tenants: Entries of ``[scheduling.tenants]``.
-        max_loras: Different adapters that may run at once.
-        max_adapter_skips: Plans after which a place is reserved for the adapter of a skipped sequence.
         num_partitions: Parts of rows and blocks, in one of which a sequence has all that it has.
     """
 
@@ -65,8 +62,6 @@ class EngineState:
         prefix_caching: bool,
         swapping: Swapping | None = None,
         tenants: Mapping[str, TenantConfig] = MappingProxyType({}),
-        max_loras: int = 0,
-        max_adapter_skips: int = 64,
         num_partitions: int = 1,
     ) -> None:
         self.clock = clock
@@ -89,7 +84,6 @@ class EngineState:
         self.row_starts: list[RowStart] = []
         self._seed = seed
         self.tenants = Tenants(clock, self.table, tenants)
-        self.adapters = AdapterPlaces(self.table, num_places=max_loras, max_skips=max_adapter_skips)
 
     # ------------------------------------------------------------------------------------------ enter and leave
 
@@ -104,7 +98,6 @@ class EngineState:
             preparation: What has to be done before it can run; while some of that is not, it is compiling.
         """
         table = self.table
-        adapter = self.adapters.number(request.adapter) if request.adapter else 0
         slot = table.take_slot()
         params = request.params
         own_ends = () if params.ignore_eos else request.end_token_ids
@@ -121,7 +114,6 @@ class EngineState:
         most = self.max_model_len if params.max_tokens is None else min(self.max_model_len, length + params.max_tokens)
         table.arrival_s[slot] = table.waiting_since_s[slot] = self.clock.now_s()
         table.priority[slot] = request.priority
-        table.adapter[slot] = adapter
         table.ttft_target_s[slot] = request.ttft_target_s
         table.tpot_target_s[slot] = request.tpot_target_s
         table.num_prompt_tokens[slot] = length
@@ -251,8 +243,6 @@ class EngineState:
         table.num_computed_tokens[slot], table.num_cached_tokens[slot] = num_computed, num_cached
         table.num_hashed_blocks[slot] = num_cached // self.block_size
         table.num_swapped_tokens[slot] = 0
-        if sequence.request.adapter:
-            self.adapters.enter(slot)
         sequence.state = SequenceState.RUNNING
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = self.clock.now_s()
@@ -265,7 +255,6 @@ class EngineState:
                 params=sequence.request.params,
                 seed=sequence.seed,
                 eos_token_ids=sequence.stop_token_ids,
-                adapter=sequence.request.adapter,
             )
         )
 
@@ -370,9 +359,7 @@ class EngineState:
         hashes, most = sequence.block_hashes, (len(sequence.tokens) - 1) // self.block_size
         if len(hashes) < most:
             request = sequence.request
-            self.hasher.extend(
-                hashes, sequence.tokens, num_blocks=most, salt=request.cache_salt, adapter=request.adapter
-            )
+            self.hasher.extend(hashes, sequence.tokens, num_blocks=most, salt=request.cache_salt)
         if not self.prefix_caching:
             return []
         return (blocks or self.blocks).longest_hit(hashes if len(hashes) == most else hashes[:most])
@@ -398,8 +385,6 @@ class EngineState:
         self.blocks.release(blocks, now_s=self.clock.now_s())
         self.rows.give_back(int(self.table.row[slot]))
         self.table.row[slot] = -1
-        if sequence.request.adapter:
-            self.adapters.leave(slot)
         self.running = self.running[self.running != slot]
 
     def _wait(self, sequence: Sequence, *, front: bool) -> None:

@@ -36,18 +36,16 @@ class RoutingRequest:
     Attributes:
         token_ids: Of the prompt, and of output that another replica began; at least 1.
         block_hashes: Hashes of its full blocks without the last token, head first, as the engines' prefix caches hash them, cut to 8 bytes;
-            cache salt and adapter are part of them. Empty unless ``Router.needs_prefixes``, without prefix caching, and for a text
+            the cache salt is part of them. Empty unless ``Router.needs_prefixes``, without prefix caching, and for a text
             to embed.
         tenant: Who asks: the part before the first slash, as in ``[scheduling.tenants]``.
         user: Who asks, the whole name.
-        adapter: Name of a LoRA adapter; empty for the model itself.
     """
 
     token_ids: tuple[int, ...]
     block_hashes: tuple[bytes, ...] = ()
     tenant: str = ""
     user: str = ""
-    adapter: str = ""
 
 
 @attrs.frozen(kw_only=True)

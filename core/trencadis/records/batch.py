@@ -33,7 +33,6 @@ class RowStart:
         seed: Key of the row's random numbers, 0 .. 2**64 - 1; the same after a preemption.
         eos_token_ids: The model's end-of-sequence tokens (empty with ``ignore_eos``) and the request's stop
             tokens: what ``min_tokens`` masks.
-        adapter: Name of the LoRA adapter to compute the row with; empty for the model itself.
     """
 
     row: int
@@ -42,7 +41,6 @@ class RowStart:
     params: SamplingParams
     seed: int
     eos_token_ids: tuple[int, ...] = ()
-    adapter: str = ""
 
 
 @attrs.frozen(kw_only=True)

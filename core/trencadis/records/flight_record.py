@@ -89,7 +89,6 @@ class RecordedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         wants_prompt_logprobs: Its prompt is computed, whatever is cached.
         tenant: See ``RequestTerms``.
         cache_salt: A name for it, equal where the salt was; None: the tenant.
-        adapter: See ``RequestTerms``.
         priority: The same, without the tenant's.
         weight: The same.
         ttft_target_s: The same.
@@ -116,7 +115,6 @@ class RecordedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     wants_prompt_logprobs: bool = False
     tenant: Text = ""
     cache_salt: Text | None = None
-    adapter: Text = ""
     priority: int = 0
     weight: Ratio | None = None
     ttft_target_s: Target = float("inf")

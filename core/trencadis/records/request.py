@@ -131,7 +131,6 @@ class RequestTerms:
         weight: Share against other tenants, above 0, finite; None: the tenant's, as ``[scheduling.tenants]`` says.
         ttft_target_s: Seconds within which the first token is wanted, above 0; infinity for no target.
         tpot_target_s: Seconds from token to token that are wanted at most, above 0; infinity for no target.
-        adapter: Name of a LoRA adapter; empty for the model itself.
         transfer_params: What the KV connector is to know of this request, such as where another engine has its prefix: a table of
             JSON values, shorter than 64 KiB; None for nothing. Without a connector that reads them they have no effect.
 
@@ -147,7 +146,6 @@ class RequestTerms:
     weight: float | None = attrs.field(default=None, validator=_weight, metadata=_listed("weights"))
     ttft_target_s: float = attrs.field(default=math.inf, validator=_target, metadata=_listed("ttft_targets_s"))
     tpot_target_s: float = attrs.field(default=math.inf, validator=_target, metadata=_listed("tpot_targets_s"))
-    adapter: str = attrs.field(default="", validator=_text, metadata=_listed("adapters"))
     transfer_params: Mapping[str, Any] | None = attrs.field(
         default=None,
         converter=transfer_table,
@@ -167,7 +165,6 @@ class TermKeywords(TypedDict, total=False):
     weight: float | None
     ttft_target_s: float
     tpot_target_s: float
-    adapter: str
     transfer_params: Mapping[str, Any] | None
 
 
@@ -180,7 +177,6 @@ class ListedTerms(TypedDict, total=False):
     weights: float | Sequence[float] | None
     ttft_targets_s: float | Sequence[float] | None
     tpot_targets_s: float | Sequence[float] | None
-    adapters: str | Sequence[str] | None
     transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 
 

@@ -2,7 +2,7 @@
 
     kv1/{namespace}/{compatibility id}/{group}.0.{first head}-{last head}/{block hash}
 
-The block hash identifies tokens, cache salt, adapter and model; the compatibility id identifies the form of the block's
+The block hash identifies tokens, cache salt and model; the compatibility id identifies the form of the block's
 bytes, including the layers and the range of KV heads.
 """
 

@@ -157,7 +157,7 @@ class State(_Body):
 class PrefillRequest(_Body):
     """Requests a prefill whose blocks are then held. ``tokens`` are int32, little endian.
 
-    ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight``
+    ``tenant`` and ``cache_salt`` are part of the blocks' identity, and with ``priority`` and ``weight``
     determine the order of scheduling; without a weight, that of the tenant counts.
 
     ``sampling`` is the packed sampling fingerprint; empty: no first token is requested. Blocks after the first
@@ -167,7 +167,6 @@ class PrefillRequest(_Body):
     tokens: bytes
     tenant: str
     cache_salt: str
-    adapter: str
     timeout_s: float
     priority: int = 0
     weight: float | None = None

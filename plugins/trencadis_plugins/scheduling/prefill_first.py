@@ -18,7 +18,7 @@ class PrefillFirst(Fcfs):
 
     New prompts answer soonest this way, and running texts stand still meanwhile. Where preemption is by swap, no new prompt is
     admitted while a sequence is swapped out: those come back first, beside the decodes. Where nothing runs and none of them can come
-    back, as when the engine keeps the place of an adapter for another request, new prompts are admitted all the same.
+    back, new prompts are admitted all the same.
 
     Args:
         config: Delay, watermark, chunks.

@@ -13,11 +13,11 @@ from trencadis_plugins.scheduling.fcfs import Fcfs
 __all__ = ["Families", "PrefixAffinity"]
 
 
-_Key = tuple[str, str, tuple[int, ...]]
+_Key = tuple[str, tuple[int, ...]]
 
 
 class Families:
-    """Gives live requests with the same first tokens, cache salt and adapter one number.
+    """Gives live requests with the same first tokens and cache salt one number.
 
     Args:
         num_tokens: First tokens that are compared; shorter prompts are of no family. 0: nobody is.
@@ -38,7 +38,7 @@ class Families:
         prompt = request.prompt_token_ids
         if not self._num_tokens or len(prompt) <= self._num_tokens:
             return
-        key = (request.cache_salt, request.adapter, prompt[: self._num_tokens])
+        key = (request.cache_salt, prompt[: self._num_tokens])
         if key not in self._members:
             self._last += 1
             self._members[key] = [self._last, 0]

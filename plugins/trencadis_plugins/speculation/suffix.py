@@ -334,8 +334,7 @@ class Suffix(Speculator):
     # ------------------------------------------------------------------------------------------------- innards
 
     def _new_own(self, request: Request) -> _Own:
-        # Another adapter is another model: what it writes says little about this one's.
-        return _Own((request.cache_salt, request.adapter), self._search.max_depth)
+        return _Own(request.cache_salt, self._search.max_depth)
 
     def _own_text(self, slot: int, request: Request, tokens: Int32Array) -> _Own:
         own = self._own.get(slot, request)

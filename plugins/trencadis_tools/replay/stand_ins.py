@@ -54,7 +54,6 @@ class StandIns:
             output_token_ids=tuple(known) if known else None,
             tenant=record.tenant,
             cache_salt=record.tenant if record.cache_salt is None else record.cache_salt,
-            adapter=record.adapter,
             priority=record.priority,
             weight=record.weight,
             ttft_target_s=record.ttft_target_s,

@@ -42,14 +42,15 @@ class SteadyEngine(Engine):
     _num_appended = 0
 
     def skip_steps(self, device: SimulatedExecutor, *, max_steps: int) -> None:
-        """Compute up to ``max_steps`` steps at once from now on, where no observer, recorder, connector or draft looks at each step.
+        """Compute up to ``max_steps`` steps at once from now on, unless something looks at each step, or ranks have blocks of their own.
 
         Args:
             device: The engine's executor.
             max_steps: At least 1.
         """
         is_watched = self._recorder is not None or self._observers.watched or self._policy.shadow is not None
-        if not (is_watched or self._is_connected or self._drafting.is_configured):
+        is_divided = self._state.rows.num_per_partition < len(self._state.rows.tokens)
+        if not (is_watched or is_divided or self._is_connected or self._drafting.is_configured):
             self._device, self._max_steps = device, max_steps
 
     @property

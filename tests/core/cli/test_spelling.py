@@ -110,7 +110,7 @@ def test_every_flag_of_another_engine_is_taken_or_answered() -> None:
         (["--kv-cache-dtype", "int8"], "--backend.torch.kv-dtype int8 or --backend.gaudi.kv-cache-dtype int8"),
         (["--no-enable-prefix-caching"], "--cache.prefix-caching false"),
         (["--disable-radix-cache", "word"], "--cache.prefix-caching false."),
-        (["--enable-lora"], "--engine.max-loras VALUE"),
+        (["--enable-lora"], "there is none: adapters are not served: merge one into the weights first"),
         (["--temp", "0.3"], "--temperature 0.3."),
         (["-n", "-1"], "--max-tokens -1."),
         (["--ssl-keyfile", "k.pem"], "there is none: TLS is the proxy's"),

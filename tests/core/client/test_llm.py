@@ -136,7 +136,6 @@ def test_a_refusal_by_the_policy_takes_back_the_prompts_before_it(fake_house: Ho
         {"weights": [1.0]},
         {"ttft_targets_s": [1.0]},
         {"tpot_targets_s": []},
-        {"adapters": ["a"]},
         {"transfer_params": [{}]},
     ],
 )
@@ -184,7 +183,7 @@ def test_terms_that_nobody_gave_ask_for_nothing(fake_house: House) -> None:
     with LLM.from_config(*fake_house(policy=lambda: policy)) as llm:
         llm.generate([5], FOUR, tenants="acme")
     (seen,) = policy.requests
-    assert (seen.cache_salt, seen.weight, seen.adapter) == ("acme", 1.0, "")
+    assert (seen.cache_salt, seen.weight) == ("acme", 1.0)
     assert seen.ttft_target_s == seen.tpot_target_s == math.inf
 
 
@@ -200,14 +199,6 @@ def test_impossible_terms_are_refused_with_the_prompts_index(llm: LLM, arguments
     with pytest.raises(InvalidRequestError, match=message):
         llm.generate([[5], [6]], FOUR, **arguments)
     assert len(llm.generate([[5], [6]], FOUR)) == 2
-
-
-def test_an_adapter_that_the_engine_does_not_run_is_refused_for_its_prompt_alone(llm: LLM) -> None:
-    message = r"prompts\[1\]: adapter = 'french': this engine runs no adapters"
-    with pytest.raises(InvalidRequestError, match=message):
-        llm.generate([[5], [6]], FOUR, adapters=["", "french"], on_refusal="raise")
-    served, ignored = llm.generate([[5], [6]], FOUR, adapters=["", "french"])
-    assert (served.error, ignored.outputs[0].finish_reason) == ("", FinishReason.IGNORED)
 
 
 def test_a_failed_step_fails_its_request_and_no_other(fake_house: House) -> None:

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from trencadis.config.schema import BucketingConfig, CacheConfig, Config, EngineConfig
-from trencadis.engine.build import check_adapters, check_misses, check_trees, with_drafter, without_sharing
+from trencadis.engine.build import check_misses, check_trees, with_drafter, without_sharing
 from trencadis.engine.guards import GuardedBucketing
 from trencadis.engine.speculation.drafting import Speculation
 from trencadis.errors import CapabilityError, ConfigValueError
@@ -40,14 +40,6 @@ def test_prefix_caching_goes_off_where_no_block_is_shared() -> None:
     config = Config(cache=CacheConfig(prefix_caching=True))
     assert without_sharing(config, PLAIN) is config
     assert not without_sharing(config, attrs.evolve(PLAIN, shares_blocks=False)).cache.prefix_caching
-
-
-def test_adapters_are_refused_where_none_are_computed_with() -> None:
-    config = Config(engine=attrs.evolve(EngineConfig(), max_loras=2))
-    with pytest.raises(ConfigValueError, match=r"max_loras = 2.*backend\.adapters"):
-        check_adapters(config, PLAIN)
-    check_adapters(config, providing("backend.adapters"))
-    check_adapters(Config(), PLAIN)
 
 
 def test_trees_need_a_backend_and_a_rule_that_take_them() -> None:

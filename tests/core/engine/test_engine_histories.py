@@ -1,7 +1,7 @@
 """Random histories in which everything happens together: no text is wrong, nobody is lost, nothing is left.
 
 Steps that fail, plans that are refused and copies that fail, while KV is loaded and held, sequences are swapped out, drafts are verified,
-adapters take turns, clients leave, and the store is slow or lies.
+clients leave, and the store is slow or lies.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Store(LoopConnector):
                 found: Lookup = super().lookup(request, **known)
                 if not brings or not found.num_tokens or chance.random() < 0.5:
                     return found
-                (token,) = fake_text(request.prompt_token_ids, 1, eos=-1, adapter=request.adapter)
+                (token,) = fake_text(request.prompt_token_ids, 1, eos=-1)
                 return attrs.evolve(found, first_token=FirstToken(token_id=token))
 
         self.scheduler.__class__ = Side
@@ -127,7 +127,7 @@ class History:
         self.families = [[self.draw.randrange(97) for _ in range(30)] for _ in range(3)]
         pick = self.draw.choice
         self.failing, self.refusing, self.leaving = pick([0, 0.05, 0.15]), pick([0, 0.05, 0.15]), pick([0, 0.05])
-        self.forgets, self.has_adapters = self.draw.random() < 0.3, self.draw.random() < 0.3
+        self.forgets = self.draw.random() < 0.3
         self.engine = self.made(pick([0, 0.2]))
         self.watch()
 
@@ -174,7 +174,6 @@ class History:
             max_num_seqs=pick([2, 3, 6]) * self.num_ranks,
             max_num_batched_tokens=pick([6, 12, 24, 64]),
             max_preemptions=pick([1, 4]),
-            max_loras=3 if self.has_adapters else 0,
             preemption=pick(["swap", "recompute"]),
             swap_blocks=pick([64, 7, 3]),
             async_scheduling=is_true(0.5) or self.has_stages,
@@ -274,7 +273,6 @@ class History:
             params=params,
             cache_salt=draw.choice(["", "", "s"]),
             priority=draw.randrange(3),
-            adapter=draw.choice(["", "x", "y", "z", "w"]) if self.has_adapters else "",
         )
         self.told[name] = []
         self.engine.add(self.requests[name])
@@ -311,7 +309,7 @@ class History:
         state = self.engine._state
         assert (state.blocks.num_used, state.swapping.num_host_blocks - state.swapping.num_free) == (0, 0)
         for name, request in self.requests.items():
-            text = fake_text(request.prompt_token_ids, request.params.max_tokens, adapter=request.adapter)
+            text = fake_text(request.prompt_token_ids, request.params.max_tokens)
             assert self.told[name] == text[: len(self.told[name])], name
             if name in self.left:
                 continue

@@ -145,10 +145,6 @@ def test_what_does_not_go_with_attention_of_own_sequences_is_refused(overrides: 
                 ("tiered", "p2p", {"kv_connector.tiered.children": ("host_offload", "p2p")}),
             )
         ),
-        (
-            {"parallel.tensor": 2, "engine.max_loras": 3},
-            r"^\[engine\] max_loras = 3 \(from argument\): adapters are not divided",
-        ),
     ],
 )
 def test_what_does_not_go_with_ranks_in_processes_is_refused_and_goes_without(
@@ -169,10 +165,6 @@ def test_connectors_whose_worker_sides_can_be_elsewhere_go_with_every_layout(nam
         {"parallel__tensor": 2, "parallel__expert": 2},
     ):
         check_layout(*resolved(**PROCESSES, kv_connector__name=name, **layout))
-
-
-def test_adapters_go_with_one_rank_wherever_it_is() -> None:
-    check_layout(*resolved(**PROCESSES, engine__max_loras=3))
 
 
 def test_each_setting_of_the_table_is_one_and_its_default_asks_for_nothing_that_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Whose blocks a sequence may hold: isolation of tenants, salts and adapters in whole engines."""
+"""Whose blocks a sequence may hold: isolation of tenants and salts in whole engines."""
 
 from __future__ import annotations
 
@@ -53,14 +53,13 @@ def test_two_tenants_never_hold_one_block_unless_a_listed_prefix_fills_it(seed: 
         num_blocks=rng.choice([30, 60]),
         max_num_seqs=4,
         max_num_batched_tokens=rng.choice([8, 64]),
-        max_loras=2,
         shared_prefixes=[PREFIX] if lists_prefix else (),
     )
     state = engine._state
     requests, ends = {}, {}
     for number in range(20):
         tokens = (*PREFIX[: rng.choice([0, 5, 10])], *(rng.randint(1, 2) for _ in range(rng.randint(1, 10))))
-        one = request(str(number), tokens, tenant=rng.choice("abc"), adapter=rng.choice(["", "", "x"]))
+        one = request(str(number), tokens, tenant=rng.choice("abc"))
         requests[one.request_id] = one
         engine.add(one)
         for _ in range(rng.randint(0, 3)):
@@ -71,7 +70,7 @@ def test_two_tenants_never_hold_one_block_unless_a_listed_prefix_fills_it(seed: 
                 for index, block in enumerate(state.blocks_of(sequence).tolist()):
                     holders.setdefault(block, []).append((sequence.request, index))
             for held in holders.values():
-                assert len({(one.adapter, index) for one, index in held}) == 1
+                assert len({index for _, index in held}) == 1
                 (first, index), end = held[0], (held[0][1] + 1) * SIZE
                 if len({one.tenant for one, _ in held}) > 1:
                     assert lists_prefix
@@ -80,5 +79,5 @@ def test_two_tenants_never_hold_one_block_unless_a_listed_prefix_fills_it(seed: 
     ends.update(drain(engine, 2000))
     for name, end in ends.items():
         one = requests[name]
-        expected = fake_text(one.prompt_token_ids, 4, eos=-1, adapter=one.adapter)
+        expected = fake_text(one.prompt_token_ids, 4, eos=-1)
         assert end.token_ids.tolist() == expected

@@ -41,7 +41,6 @@ def test_no_share_is_infinite() -> None:
         ("weight", True),
         ("ttft_target_s", None),
         ("tpot_target_s", "1"),
-        ("adapter", None),
     ],
 )
 def test_terms_of_another_type_are_refused_by_name_and_value(field: str, value: object) -> None:
@@ -50,9 +49,7 @@ def test_terms_of_another_type_are_refused_by_name_and_value(field: str, value: 
 
 
 def test_a_request_has_every_term_and_the_tenant_for_a_salt_that_nobody_gave() -> None:
-    terms = RequestTerms(
-        priority=-2, tenant="t", weight=2.0, ttft_target_s=0.5, tpot_target_s=0.1, adapter="french", cache_salt="s"
-    )
+    terms = RequestTerms(priority=-2, tenant="t", weight=2.0, ttft_target_s=0.5, tpot_target_s=0.1, cache_salt="s")
     request = Request.on_terms(terms, request_id="a", prompt_token_ids=[1, 2], params=SamplingParams(max_tokens=3))
     assert (request.request_id, request.prompt_token_ids, request.params.max_tokens) == ("a", (1, 2), 3)
     assert [getattr(request, field.name) for field in attrs.fields(RequestTerms)] == list(attrs.astuple(terms))

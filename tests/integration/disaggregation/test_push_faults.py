@@ -119,7 +119,7 @@ def test_one_block_more_than_was_said_breaks_the_connection_and_those_before_cou
         like.serve(prompt, max_tokens=1)
         sequence_hashes: list[bytes] = []
         state = like.engine._state
-        state.hasher.extend(sequence_hashes, np.array(prompt, np.int32), num_blocks=NUM_BLOCKS, salt="", adapter="")
+        state.hasher.extend(sequence_hashes, np.array(prompt, np.int32), num_blocks=NUM_BLOCKS, salt="")
         blocks = state.blocks.longest_hit(sequence_hashes)
         rows = np.empty((NUM_BLOCKS, BLOCK_BYTES), np.uint8)
         like.node.pool.read(blocks, rows, timeout_s=1.0)

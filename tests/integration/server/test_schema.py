@@ -131,7 +131,7 @@ def test_no_request_that_the_document_allows_or_forbids_breaks_the_server(
             case.body["model"] = "demo"
         if mode is POSITIVE and isinstance(case.body, dict):
             # Only an operator can allow these.
-            for field in ("weight", "adapter", "logits_processors"):
+            for field in ("weight", "logits_processors"):
                 case.body.pop(field, None)
             if path in COMPLETIONS:
                 ask_for_one_token(case.body)
@@ -153,7 +153,7 @@ def ask_for_one_token(body: dict[str, Any]) -> None:
 
 STRUCTURES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 REFUSED = {
-    *("weight", "adapter", "logits_processors"),  # an operator allows these
+    *("weight", "logits_processors"),  # an operator allows these
     *("tools", "tool_choice", "functions", "function_call"),  # any value of them asks for what there is not
     *STRUCTURES,  # two of them are an error, and so is text that is no grammar
 }

@@ -20,10 +20,9 @@ The numbers are those in names and messages of tests; each is checked after ever
 13   no sequence is preempted and scheduled at once; a preempted one holds no device blocks
 14   none is preempted without need
 16   none is admitted in a step that preempted, unless for whom it did
-17   the adapters of a step are no more than may be
 18   a request that can never fit is refused when it comes
 29   rejected drafts count as not computed; drafts have blocks
-30   cached tokens are whole blocks computed for the same salt and adapter; one token is left
+30   cached tokens are whole blocks computed for the same salt; one token is left
 31   a bucket holds its pass
 32   aborts may be repeated; nothing comes after the end
 33   times are in order
@@ -65,9 +64,7 @@ class EngineMachine(PolicyMachine):
         super().build()
         world, sizes = type(self).world, type(self).world.sizes
         self.watch.engine = self.engine
-        self.plans = PlanWatch(
-            self.engine, max_drafts=_MAX_DRAFTS if world.has_drafts else 0, max_loras=sizes["max_loras"]
-        )
+        self.plans = PlanWatch(self.engine, max_drafts=_MAX_DRAFTS if world.has_drafts else 0)
         self.books = Books(block_size=4, max_model_len=self.max_model_len, swaps=sizes["preemption"] == "swap")
         self.withheld: Any = np.empty(0, np.int32)
         self.names: dict[int, str] = {}

@@ -12,7 +12,7 @@ import attrs
 from trencadis.records import Plan, Request
 from trencadis_testing.fakes import fake_text
 
-__all__ = ["Book", "Books", "space_of"]
+__all__ = ["Book", "Books"]
 
 
 @attrs.define
@@ -52,7 +52,7 @@ class Books:
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._swaps = swaps
-        self._computed: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
+        self._computed: dict[str, set[tuple[int, ...]]] = {}  # beginnings whose KV was computed, by cache salt
         self._in_flight: dict[int, list[tuple[str, int]]] = {}
         self.live: dict[str, Book] = {}
         self.num_preempted = 0
@@ -62,7 +62,7 @@ class Books:
         prompt = list(request.prompt_token_ids)
         most = min(request.params.max_tokens or 0, self._max_model_len - len(prompt))
         eos = -1 if request.params.ignore_eos else 0
-        text = prompt + fake_text(prompt, most, eos=eos, adapter=request.adapter)
+        text = prompt + fake_text(prompt, most, eos=eos)
         self.live[request.request_id] = Book(request, text, len(prompt))
 
     def close(self, name: str) -> Book:
@@ -132,7 +132,7 @@ class Books:
         if self._swaps and start == book.swapped:
             return
         assert start % self._block_size == 0, "30: part of a block was taken from the cache"
-        known = self._computed.get(space_of(book.request), set())
+        known = self._computed.get(book.request.cache_salt, set())
         assert not start or tuple(book.text[:start]) in known, "30: taken from the cache, and nobody put it there"
 
     def _check_continued(self, book: Book, start: int) -> None:
@@ -148,11 +148,6 @@ class Books:
         else:
             assert end < book.num_tokens, "6, 8: all tokens are computed, and none is sampled"
         book.next_start = end
-        known = self._computed.setdefault(space_of(book.request), set())
+        known = self._computed.setdefault(book.request.cache_salt, set())
         size = self._block_size
         known.update(tuple(book.text[:stop]) for stop in range(size, end + 1, size))
-
-
-def space_of(request: Request) -> tuple[str, ...]:
-    """Return what requests must have in common to share blocks, equal tokens apart: the cache salt and the adapter. Pure."""
-    return (request.cache_salt, request.adapter)

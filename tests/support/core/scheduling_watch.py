@@ -25,20 +25,19 @@ class PlanWatch:
     Args:
         engine: Watched from now on.
         max_drafts: The most drafts of a sequence in a step.
-        max_loras: The most different adapters of those that run.
 
     Attributes:
         faults: What was wrong, in words.
         num_plans: Plans so far.
     """
 
-    def __init__(self, engine: Engine, *, max_drafts: int, max_loras: int) -> None:
+    def __init__(self, engine: Engine, *, max_drafts: int) -> None:
         self.faults: list[str] = []
         self.num_plans = 0
         self._plans: list[Plan] = []
         self._state = engine._state
         self._policy = engine._policy
-        self._most, self._max_loras = 1 + max_drafts, max_loras
+        self._most = 1 + max_drafts
         scheduler = engine._scheduler
         plan_of = scheduler.plan
 
@@ -74,10 +73,6 @@ class PlanWatch:
             self.faults.append(f"3: {sorted(set(preempted) - before)} did not run and were preempted")
         if scheduled - set(self._state.running.tolist()):
             self.faults.append("5: a sequence is scheduled that does not run")
-        running = self._state.running.tolist()
-        adapters = {self._state.table.sequence(slot).request.adapter for slot in running} - {""}
-        if len(adapters) > self._max_loras:
-            self.faults.append(f"17: adapters {sorted(adapters)} run, {self._max_loras} may")
         remote = {load.slot for load in self._state.transfers.inspect().loads if not load.layerwise}
         if scheduled & remote:
             self.faults.append(f"34: {sorted(scheduled & remote)} wait for a transfer and are scheduled")

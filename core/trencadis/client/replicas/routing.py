@@ -128,7 +128,6 @@ class Routing:
             block_hashes=hashes,
             tenant=request.tenant.partition("/")[0],
             user=request.tenant,
-            adapter=request.adapter,
         )
 
     def select(self, request: RoutingRequest) -> int:
@@ -202,5 +201,5 @@ def _hashes(request: Request, hasher: BlockHasher) -> tuple[bytes, ...]:
     tokens = np.array(request.known_token_ids, np.int32)
     hashes: list[bytes] = []
     num_blocks = (len(tokens) - 1) // hasher.block_size
-    hasher.extend(hashes, tokens, num_blocks=num_blocks, salt=request.cache_salt, adapter=request.adapter)
+    hasher.extend(hashes, tokens, num_blocks=num_blocks, salt=request.cache_salt)
     return tuple(map(_cut, hashes))

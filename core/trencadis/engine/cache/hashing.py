@@ -1,8 +1,8 @@
 """The identity of a KV block: a keyed hash chained over everything before it.
 
 ``h_i = BLAKE2b-256(h_{i-1} + tokens_i)`` with tokens as little-endian 32-bit numbers; the root hashes the deployment's key, the
-model's identity, the adapter and the request's salt, so that blocks are shared only within one salt and one adapter, and nobody
-without the key can tell from a prompt what is cached. Never Python's ``hash``: it differs between processes.
+model's identity and the request's salt, so that blocks are shared only within one salt, and nobody without the key can tell from a
+prompt what is cached. Never Python's ``hash``: it differs between processes.
 
 A prefix that the operator lists as shared begins with a root without a salt; where it ends, the chain goes on under the salt:
 
@@ -31,7 +31,7 @@ MAX_SEGMENTS = 8_192
 """Segments that a process remembers: some 500,000 blocks, at about 170 bytes each where a block has 16 tokens, so 90 MB; allocated as they come."""
 
 # Of all hashers of the process, such as those of simulated engines and the router in front of them: the hash before a segment
-# depends on key, model, adapter and salt, so a segment found here has the same hashes whichever hasher computed it. The least recently used is first.
+# depends on key, model and salt, so a segment found here has the same hashes whichever hasher computed it. The least recently used is first.
 _segments: OrderedDict[bytes, tuple[bytes, list[bytes]]] = OrderedDict()
 _segments_lock = threading.Lock()
 
@@ -60,24 +60,22 @@ class BlockHasher:
         self._block_size = block_size
         self._shared = [np.array(prefix, "<i4") for prefix in shared_prefixes if len(prefix) >= block_size]
         self._most_shared = max((len(prefix) // block_size for prefix in self._shared), default=0)
-        self._roots: dict[tuple[str, str], bytes] = {}
+        self._roots: dict[str, bytes] = {}
 
-    def root(self, salt: str, adapter: str = "") -> bytes:
+    def root(self, salt: str) -> bytes:
         """Return the hash before the first block, 32 bytes."""
-        known = self._roots.get((salt, adapter))
+        known = self._roots.get(salt)
         if known is None:
             if len(self._roots) > 4096:  # salts may be as many as requests
                 self._roots.clear()
             data = self._compatibility + b"\0" + salt.encode()
             known = self._hash(data, b"kv1-root")
-            if adapter:
-                known = self._hash(known + adapter.encode(), b"kv1-lora")
-            self._roots[salt, adapter] = known
+            self._roots[salt] = known
         return known
 
-    def shared_root(self, adapter: str = "") -> bytes:
+    def shared_root(self) -> bytes:
         """Return the hash before the first block of a prefix that is shared by every salt, 32 bytes. Pure."""
-        return self._hash(self.root("", adapter), b"kv1-shared")
+        return self._hash(self.root(""), b"kv1-shared")
 
     def num_shared(self, tokens: Int32Array) -> int:
         """Return how many leading blocks of tokens lie fully inside a listed prefix. Pure."""
@@ -88,7 +86,7 @@ class BlockHasher:
             most = max(most, (int(differs[0]) if differs.size else length) // size)
         return most
 
-    def extend(self, hashes: list[bytes], tokens: Int32Array, *, num_blocks: int, salt: str, adapter: str = "") -> None:
+    def extend(self, hashes: list[bytes], tokens: Int32Array, *, num_blocks: int, salt: str) -> None:
         """Append to ``hashes`` until it has ``num_blocks`` entries.
 
         Args:
@@ -96,13 +94,12 @@ class BlockHasher:
             tokens: The sequence's tokens, at least ``num_blocks × block_size``.
             num_blocks: Full blocks wanted.
             salt: The request's cache salt.
-            adapter: Its LoRA adapter; empty for none.
         """
         size, start = self._block_size, len(hashes)
         num_shared = 0
         if start <= self._most_shared and self._shared:
             num_shared = self.num_shared(tokens[: num_blocks * size])
-        previous = hashes[-1] if hashes else self.shared_root(adapter) if num_shared else self.root(salt, adapter)
+        previous = hashes[-1] if hashes else self.shared_root() if num_shared else self.root(salt)
         data = tokens[start * size : num_blocks * size].astype("<i4").tobytes()
         width = 4 * size
         first = 0
@@ -112,7 +109,7 @@ class BlockHasher:
                 previous = hashes[-1]
         for i in range(first, num_blocks - start):
             if num_shared and start + i == num_shared:
-                previous = self._hash(previous + self.root(salt, adapter), b"kv1-salted")
+                previous = self._hash(previous + self.root(salt), b"kv1-salted")
             previous = hashlib.blake2b(previous + data[i * width : (i + 1) * width], digest_size=32).digest()
             hashes.append(previous)
 

@@ -223,8 +223,8 @@ class Committer:
                 table.num_hashed_blocks[slot] = num_blocks  # looked at, and not shared
                 continue
             tokens = state.rows.tokens[table.row[slot]]
-            salt, adapter = sequence.request.cache_salt, sequence.request.adapter
-            state.hasher.extend(sequence.block_hashes, tokens, num_blocks=num_blocks, salt=salt, adapter=adapter)
+            salt = sequence.request.cache_salt
+            state.hasher.extend(sequence.block_hashes, tokens, num_blocks=num_blocks, salt=salt)
             first = int(table.num_hashed_blocks[slot])
             blocks = state.rows.block_tables[table.row[slot], first:num_blocks].tolist()
             if state.prefix_caching:

@@ -86,7 +86,6 @@ class StepNotes:
         order: Waiting slots in the order of admission, the first 4096; None: the policy was not asked.
         stop: Where admission stopped, or None.
         skipped: Why a waiting slot was passed over.
-        without_adapter: Waiting slots that were passed over because the adapter they need had no place.
         preemptions: Who lost its blocks.
         waiting_for_kv: Slots whose KV was being loaded.
         compiling: Slots that the sampler had not prepared.
@@ -114,7 +113,6 @@ class StepNotes:
     order: Int32Array | None = None
     stop: Stop | None = None
     skipped: dict[int, str] | None = None
-    without_adapter: Int32Array = _EMPTY
     preemptions: tuple[Preemption, ...] = ()
     waiting_for_kv: tuple[int, ...] = ()
     compiling: tuple[int, ...] = ()

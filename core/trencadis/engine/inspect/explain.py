@@ -266,8 +266,6 @@ def _waiting(slot: int, notes: StepNotes) -> Verdict:
         return Verdict(outcome="waited", reason="another one runs alone, after a step that failed", rank=rank)
     if notes.skipped and slot in notes.skipped:
         return Verdict(outcome="waited", reason=notes.skipped[slot], rank=rank)
-    if _place(notes.without_adapter, slot) >= 0:
-        return Verdict(outcome="waited", reason="its adapter has no place among engine.max_loras", rank=rank)
     stop = notes.stop
     if stop is not None and stop.reason == "blocks":
         reason = "no free blocks" if stop.slot == slot else "behind one that finds no free blocks"

@@ -461,7 +461,6 @@ def _recorded(number: int, request: Request, sequence: EngineSequence, arrival_s
         wants_prompt_logprobs=params.prompt_logprobs is not None,
         tenant=request.tenant,
         cache_salt=None if request.cache_salt == request.tenant else request.cache_salt,
-        adapter=request.adapter,
         priority=request.priority,
         weight=request.weight,
         ttft_target_s=request.ttft_target_s,

@@ -138,7 +138,6 @@ class FramedParts:
             "tenants": tenants,
             "failed_steps": tenants.failed_steps,
             "preparations": tenants.preparations,
-            "adapters": state.adapters,
             "swapping": state.swapping,
             "order": self.scheduler.admission.cached_order,
             "preemptor": self.scheduler.preemptor,
@@ -295,7 +294,7 @@ def _hashes(
     for one, number, depth in frame["hashes"]:
         request, chain = request_of(number), list[bytes]()
         tokens = np.array(tokens_of(number), np.int32)
-        state.hasher.extend(chain, tokens, num_blocks=depth + 1, salt=request.cache_salt, adapter=request.adapter)
+        state.hasher.extend(chain, tokens, num_blocks=depth + 1, salt=request.cache_salt)
         hashes[one] = chain[depth]
     return lambda number: hashes.get(number) or _stand_in(number)
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -73,10 +72,8 @@ class Admission:
         self._short = (0, 0)
 
     def begin(self) -> None:
-        """Forget the last plan's admissions, and see whose adapter is next."""
+        """Forget the last plan's admissions."""
         self.has_outcome = False
-        if self._state.adapters.num_places:
-            self._state.adapters.reserve(self._state.waiting.slots)
         self.admitted = []
         self.num_prompt_tokens = self.num_cached_tokens = self.num_pending = 0
 
@@ -126,27 +123,26 @@ class Admission:
         if not state.rows.num_free:
             self.notes.stop = Stop("rows")
             return np.empty(0, np.int32), np.empty(0, np.int32)
-        with closing(self._candidates(self.order(view) if order is None else order)) as candidates:
-            for slot in candidates:
-                if token_budget <= 0 or not state.rows.num_free:
-                    self.notes.stop = Stop("tokens" if token_budget <= 0 else "rows", slot)
-                    break
+        for slot in map(int, self.order(view) if order is None else order):
+            if token_budget <= 0 or not state.rows.num_free:
+                self.notes.stop = Stop("tokens" if token_budget <= 0 else "rows", slot)
+                break
+            outcome = self._try(state.table.sequence(slot), view, token_budget)
+            while outcome is Outcome.FULL and not state.running.size and self.reclaim():
+                # Nothing runs that could free blocks: those that wait or load must not keep them all.
                 outcome = self._try(state.table.sequence(slot), view, token_budget)
-                while outcome is Outcome.FULL and not state.running.size and self.reclaim():
-                    # Nothing runs that could free blocks: those that wait or load must not keep them all.
-                    outcome = self._try(state.table.sequence(slot), view, token_budget)
-                if outcome is Outcome.FULL:
-                    self.notes.stop = Stop(self._lacking, slot, *self._short)
-                    break
-                if outcome is Outcome.ADMITTED:
-                    token_budget -= self._chunk
-                    chunks.append(self._chunk)
+            if outcome is Outcome.FULL:
+                self.notes.stop = Stop(self._lacking, slot, *self._short)
+                break
+            if outcome is Outcome.ADMITTED:
+                token_budget -= self._chunk
+                chunks.append(self._chunk)
         return np.array(self.admitted, np.int32), np.array(chunks, np.int32)
 
     def admit_alone(self, slot: int, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
         """Admit one sequence without asking the policy or the KV connector, if it can be admitted; else :attr:`lacks_blocks` says why not."""
         self.has_outcome, self.lacks_blocks = True, False
-        if not self._state.rows.num_free or not self._state.adapters.fits(slot):
+        if not self._state.rows.num_free:
             return np.empty(0, np.int32), np.empty(0, np.int32)
         outcome = self._try(self._state.table.sequence(slot), None, token_budget)
         self.lacks_blocks = outcome is Outcome.FULL
@@ -169,28 +165,6 @@ class Admission:
         state.transfers.cancel(loading, state.blocks, now_s=state.clock.now_s())
         state.end_remote_kv_wait(loading)
         return state.blocks.num_available > available
-
-    def _candidates(self, order: Int32Array) -> Generator[int, None, None]:
-        """Yield those whose adapter has its turn, in order; lazily, since of ten thousand a step admits a few.
-
-        Those passed over on the way to the last one that was asked for are counted when it is closed.
-        """
-        adapters = self._state.adapters
-        if not adapters.num_places:
-            yield from map(int, order)
-            return
-        have_turns = adapters.have_turns(order)
-        position = 0
-        try:
-            for position in np.flatnonzero(have_turns).tolist():
-                if adapters.has_turn(int(order[position])):
-                    yield int(order[position])
-                else:
-                    have_turns[position] = False  # an earlier sequence took the place
-            position = len(order)
-        finally:
-            self.notes.without_adapter = order[:position][~have_turns[:position]]
-            adapters.passed_over(self.notes.without_adapter)
 
     def _aged(self, view: SchedulerView, order: Int32Array) -> Int32Array:
         """Move sequences that have waited too long to the front, those that wait longest first."""

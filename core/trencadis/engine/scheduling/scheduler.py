@@ -106,7 +106,7 @@ class Scheduler:
         self._preempted = []
         self.num_recomputed_tokens = 0
         notes = self.notes = self.admission.notes = StepNotes()
-        if self.admission.has_outcome or state.adapters.num_places:
+        if self.admission.has_outcome:
             self.admission.begin()
         if self.had_drafts:
             self._take_back()
@@ -463,15 +463,15 @@ class Preemptor(Restorable):
             view: The state.
             order: Waiting slots, most urgent first.
         """
-        state, table, adapters = self._state, self._state.table, self._state.adapters
+        state, table = self._state, self._state.table
         self._made_for = {
             slot: epoch
             for slot, epoch in self._made_for.items()
             if table.epoch[slot] == epoch and state.is_waiting(slot)
         }
         for slot in dict.fromkeys([*self._made_for, *order[:_MAX_TRIES].tolist()]):
-            # Nothing is to be gained for one whose last token is in flight, or whose adapter must wait.
-            if table.num_tokens[slot] != table.num_known_tokens[slot] or not adapters.has_turn(slot):
+            # Nothing is to be gained for one whose last token is in flight.
+            if table.num_tokens[slot] != table.num_known_tokens[slot]:
                 continue
             victims = self._chosen(view, slot)
             for victim in victims:

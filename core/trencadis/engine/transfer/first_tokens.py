@@ -140,7 +140,6 @@ class FirstTokens:
             params=params,
             seed=sequence.seed,
             eos_token_ids=sequence.stop_token_ids,
-            adapter=sequence.request.adapter,
         )
         return "" if self._can_start_with(start, token) else "forbidden"
 

@@ -21,8 +21,8 @@ from trencadis_kv.store.bounded import BoundedDict
 
 __all__ = ["ChunkIndex", "Tenant", "chunk_key", "tenant_of"]
 
-Tenant: TypeAlias = tuple[str, str]
-"""Cache salt and adapter; two requests share chunks only if both are equal."""
+Tenant: TypeAlias = str
+"""Cache salt; two requests share chunks only if theirs are equal."""
 
 _MAX_ALIKE = 8
 """Most chunks with the same beginning that are compared; a template may have thousands."""
@@ -35,14 +35,13 @@ _COMPARED_WORK = 256
 
 def tenant_of(request: Request) -> Tenant:
     """Return the tenant whose table a request uses. Pure."""
-    return request.cache_salt, request.adapter
+    return request.cache_salt
 
 
 def chunk_key(tenant: Tenant, token_ids: Int32Array) -> bytes:
     """Return the identity of a chunk, 32 bytes. Pure."""
     digest = hashlib.blake2b(digest_size=32, person=b"kvb1-chunk")
-    for text in tenant:
-        digest.update(len(text.encode()).to_bytes(8, "little") + text.encode())
+    digest.update(len(tenant.encode()).to_bytes(8, "little") + tenant.encode())
     digest.update(token_ids.astype("<i4").tobytes())
     return digest.digest()
 

@@ -177,7 +177,6 @@ class DelegatedPrefill:
             tokens=np.array(request.prompt_token_ids, "<i4").tobytes(),
             tenant=request.tenant,
             cache_salt=request.cache_salt,
-            adapter=request.adapter,
             timeout_s=self._timeout_s,
             priority=request.priority,
             weight=request.weight,

@@ -183,7 +183,6 @@ def _request_of(message: PrefillRequest, params: SamplingParams) -> Request:
             params=params,
             tenant=message.tenant,
             cache_salt=message.cache_salt,
-            adapter=message.adapter,
             priority=message.priority,
             weight=message.weight,
             transfer_params={"do_remote_decode": True},

@@ -60,7 +60,6 @@ REQUESTS = st.builds(
     tenant=st.text(),
     cache_salt=st.text(),
     weight=st.none() | st.floats(0.01, 100),
-    adapter=st.text(),
     transfer_params=st.none()
     | st.dictionaries(
         st.text(), st.none() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.lists(st.booleans()), max_size=3

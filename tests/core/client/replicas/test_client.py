@@ -322,17 +322,17 @@ def test_prefixes_are_found_where_they_are_computed_and_where_they_are_kept(flee
     assert one.ask("route", prompt_token_ids=other)["hit_blocks"] == [0, 0, 0]
 
 
-def test_hashes_are_those_of_the_engines_with_salt_and_adapter(fleet: Callable[..., Fleet]) -> None:
+def test_hashes_are_those_of_the_engines_with_the_salt(fleet: Callable[..., Fleet]) -> None:
     one = fleet(1, Deepest())
     routing = one.client._routing
-    terms = RequestTerms(tenant="key/user", cache_salt="salt", adapter="french")
+    terms = RequestTerms(tenant="key/user", cache_salt="salt")
     made = Request.on_terms(terms, request_id="a", prompt_token_ids=range(1, 10), params=SamplingParams())
     facts = routing.facts(made)
     expected: list[bytes] = []
     hasher = one.lines[0].engine._state.hasher  # type: ignore[union-attr]
-    hasher.extend(expected, np.arange(1, 10, dtype=np.int32), num_blocks=2, salt="salt", adapter="french")
+    hasher.extend(expected, np.arange(1, 10, dtype=np.int32), num_blocks=2, salt="salt")
     assert facts.block_hashes == tuple(one[:8] for one in expected)
-    assert (facts.tenant, facts.user, facts.adapter) == ("key", "key/user", "french")
+    assert (facts.tenant, facts.user) == ("key", "key/user")
 
 
 # ------------------------------------------------------------------------------------------- control and metrics

@@ -51,20 +51,10 @@ def test_salt_key_and_model_each_keep_chains_apart() -> None:
     assert len({h for chain in chains for h in chain}) == 12
 
 
-def test_two_adapters_and_the_model_itself_share_no_block() -> None:
-    hasher = BlockHasher(key="k", compatibility="model", block_size=4, shared_prefixes=[range(100, 112)])
-    chains = []
-    for adapter in ("", "a", "b"):
-        chain: list[bytes] = []
-        hasher.extend(chain, TOKENS, num_blocks=3, salt="s", adapter=adapter)
-        chains.append(chain)
-    assert len({h for chain in chains for h in chain}) == 9
-
-
-def test_no_salt_makes_up_for_an_adapter_or_for_the_mark_of_a_shared_prefix() -> None:
+def test_no_salt_makes_up_for_another_or_for_the_mark_of_a_shared_prefix() -> None:
     hasher = BlockHasher(key="", compatibility="model", block_size=4)
-    roots = [hasher.root(salt, adapter) for salt in ("", "a", "\0a", "a\0") for adapter in ("", "a", "\0a", "a\0")]
-    assert len({*roots, hasher.shared_root(), hasher.shared_root("a")}) == 18
+    roots = [hasher.root(salt) for salt in ("", "a", "\0a", "a\0")]
+    assert len({*roots, hasher.shared_root()}) == 5
 
 
 def test_blocks_inside_a_listed_prefix_are_those_of_every_salt_and_the_next_block_is_not() -> None:
@@ -116,11 +106,11 @@ def test_a_shared_prefix_makes_the_same_chain_in_parts_as_at_once() -> None:
         assert parts == at_once
 
 
-def one_by_one(hasher: BlockHasher, tokens, *, salt: str, adapter: str = "") -> list[bytes]:
+def one_by_one(hasher: BlockHasher, tokens, *, salt: str) -> list[bytes]:
     """Return the chain by its definition, a block at a time, so that no segment is looked up."""
     chain: list[bytes] = []
     for num_blocks in range(1, len(tokens) // hasher.block_size + 1):
-        hasher.extend(chain, tokens, num_blocks=num_blocks, salt=salt, adapter=adapter)
+        hasher.extend(chain, tokens, num_blocks=num_blocks, salt=salt)
     return chain
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.core.scheduling_books import Books, space_of
+from support.core.scheduling_books import Books
 from trencadis.records import Drafts, Plan, Request, SamplingParams
 from trencadis_testing.fakes import fake_text
 
@@ -95,11 +95,10 @@ def test_nobody_is_admitted_twice() -> None:
         harness.check(plan((0, 0, 6, False), step=1, admitted=[0]))
 
 
-def test_a_sequence_takes_from_the_cache_what_another_of_its_salt_and_adapter_computed() -> None:
+def test_a_sequence_takes_from_the_cache_what_another_of_its_salt_computed() -> None:
     for second, is_shared in (
         (request("s"), True),
         (request("s", cache_salt="other"), False),
-        (request("s", adapter="x"), False),
         (request("s", prompt=(1, 2, 3, 4, 5, 6, 7, 9, 9, 9)), False),
     ):
         harness = Desk(second=second)
@@ -154,8 +153,3 @@ def test_what_ended_or_was_preempted_meanwhile_is_not_counted() -> None:
     assert harness.books.close("r").num_tokens == 12
     harness.books.committed(1, [1])
     assert set(harness.books.live) == {"s"}
-
-
-def test_the_space_of_a_request_is_its_salt_and_its_adapter() -> None:
-    assert space_of(request()) == ("", "")
-    assert space_of(request(cache_salt="a", adapter="b", tenant="c")) == ("a", "b")

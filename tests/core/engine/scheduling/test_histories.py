@@ -13,7 +13,6 @@ from trencadis.engine.cache.swapping import Swapping
 from trencadis.engine.commit.committer import Committer
 from trencadis.engine.engine import Engine
 from trencadis.engine.request_validation import RequestValidator
-from trencadis.engine.scheduling.adapters import AdapterPlaces
 from trencadis.engine.scheduling.admission import Admission
 from trencadis.engine.scheduling.scheduler import Preemptor, Scheduler
 from trencadis.engine.state import EngineState
@@ -196,18 +195,9 @@ def plans_in_a_pause(monkeypatch) -> None:
     monkeypatch.setattr(Engine, "is_paused", property(lambda self: False, lambda self, value: None), raising=False)
 
 
-def one_adapter_too_many(monkeypatch) -> None:
-    monkeypatch.setattr(AdapterPlaces, "has_turn", lambda self, slot: True)
-
-
 def equal_hashes_for_every_salt(monkeypatch) -> None:
     root = BlockHasher.root
-    monkeypatch.setattr(BlockHasher, "root", lambda self, salt, adapter="": root(self, "", adapter))
-
-
-def equal_hashes_for_every_adapter(monkeypatch) -> None:
-    root = BlockHasher.root
-    monkeypatch.setattr(BlockHasher, "root", lambda self, salt, adapter="": root(self, salt))
+    monkeypatch.setattr(BlockHasher, "root", lambda self, salt: root(self, ""))
 
 
 def rejected_drafts_count_as_computed(monkeypatch) -> None:
@@ -310,9 +300,7 @@ FAULTS_BY_NUMBER = [
     (preempts_without_need, "14: "),
     (idles_now_and_then, "19: "),
     (plans_in_a_pause, "35: "),
-    (one_adapter_too_many, "17: "),
     (equal_hashes_for_every_salt, "30: "),
-    (equal_hashes_for_every_adapter, "27: |30: "),
     (rejected_drafts_count_as_computed, "29: "),
     (a_swapped_block_is_not_copied_back, "27: "),
     (host_blocks_of_the_ended_stay_taken, "13: "),

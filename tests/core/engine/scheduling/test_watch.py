@@ -22,7 +22,7 @@ class Scene:
             **options,
         )
         self.steps.engine, self.state = self.engine, self.engine._state
-        self.plans = PlanWatch(self.engine, max_drafts=0, max_loras=1)
+        self.plans = PlanWatch(self.engine, max_drafts=0)
 
     def add(self, name: str, *, length: int = 6, max_tokens: int = 9, **fields) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
@@ -77,13 +77,3 @@ def test_preempting_with_blocks_to_spare_is_seen() -> None:
     scene.engine._scheduler._allocate = greedy
     scene.engine.step()
     assert any(fault.startswith("14: ") for fault in scene.plans.faults)
-
-
-def test_more_adapters_than_may_run_are_seen() -> None:
-    scene = Scene(max_loras=2)
-    scene.add("a", adapter="x")
-    scene.engine.step()
-    assert scene.plans.faults == []
-    scene.add("b", adapter="y")
-    scene.engine.step()
-    assert scene.plans.faults == ["17: adapters ['x', 'y'] run, 1 may"]

@@ -26,7 +26,6 @@ REQUEST = Request(
     prompt_token_ids=range(1, 20),
     tenant="key/user",
     cache_salt="s",
-    adapter="a",
     priority=-2,
     weight=3.0,
 )
@@ -69,7 +68,7 @@ def test_offer_says_where_the_blocks_are_of_the_engine_that_was_asked() -> None:
         eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
         assert not sent.prefill.is_done
         (prefill,) = producer.node.remote_prefills._remote_prefills.values()
-        for name in ("prompt_token_ids", "tenant", "cache_salt", "adapter", "priority", "weight"):
+        for name in ("prompt_token_ids", "tenant", "cache_salt", "priority", "weight"):
             assert getattr(prefill.request, name) == getattr(REQUEST, name)
         end(producer)
         assert sent.result() == producer.prefix

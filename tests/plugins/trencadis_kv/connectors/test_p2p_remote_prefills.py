@@ -17,7 +17,7 @@ PARAMS = handover_params(PREFIX, blocks=[1])
 
 
 def prefill_request(*tokens: int, **changes: object) -> PrefillRequest:
-    fields = {"tenant": "key/user", "cache_salt": "s", "adapter": "a", "timeout_s": 5.0, **changes}
+    fields = {"tenant": "key/user", "cache_salt": "s", "timeout_s": 5.0, **changes}
     return PrefillRequest(tokens=np.array(tokens, "<i4").tobytes(), **fields)  # type: ignore[arg-type]
 
 
@@ -35,7 +35,7 @@ def test_prompt_becomes_a_request_of_its_tenant_that_is_held_after_one_token() -
     assert (woken, one.num_remote_prefills, one.num_tokens) == (["wake"], 1, 3)
     (request,) = one.take_new()
     assert (request.prompt_token_ids, request.params.max_tokens) == ((5, 6, 2**31 - 1), 1)
-    assert (request.tenant, request.cache_salt, request.adapter) == ("key/user", "s", "a")
+    assert (request.tenant, request.cache_salt) == ("key/user", "s")
     assert (request.priority, request.weight) == (0, None)
     assert wants_hold(request.transfer_params)
     assert (one.take_new(), one.take_withdrawn()) == ([], [])
@@ -95,7 +95,7 @@ def test_tokens_that_wait_are_those_of_the_engine_and_of_prompts_it_has_not_seen
 def test_what_is_no_prompt_is_refused(tokens: bytes) -> None:
     one, _, _ = remote_prefills()
     with pytest.raises(TransferError, match="no prompt"):
-        one.enter(PrefillRequest(tokens=tokens, tenant="", cache_salt="", adapter="", timeout_s=1.0))
+        one.enter(PrefillRequest(tokens=tokens, tenant="", cache_salt="", timeout_s=1.0))
 
 
 def test_remote_prefill_that_leaves_before_the_engine_saw_it_never_was() -> None:

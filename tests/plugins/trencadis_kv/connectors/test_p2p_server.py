@@ -108,7 +108,7 @@ def test_nothing_is_computed_or_told_for_who_does_not_know_the_secret(producer: 
         PeerConnection(producer.prefix, stranger, connect_timeout_s=20.0)
     connection, stream = producer.raw()
     hello = Hello(version=VERSION, compat=producer.me.compat, block_bytes=32, wants="", nonce=bytes(16))
-    asked = PrefillRequest(tokens=bytes(64), tenant="ann", cache_salt="", adapter="", timeout_s=9.0)
+    asked = PrefillRequest(tokens=bytes(64), tenant="ann", cache_salt="", timeout_s=9.0)
     with connection:
         stream.send(hello)
         assert isinstance(stream.receive(), Welcome)

@@ -120,7 +120,6 @@ def test_while_a_sequence_is_swapped_no_new_prompt_is_admitted(view_of, chunked)
 
 
 def test_new_prompts_are_admitted_where_nothing_runs_and_no_swapped_sequence_could_come_back(view_of):
-    """As when the engine keeps an adapter's place for the new one: neither would ever run."""
     policy, view = PrefillFirst(), view_of(waiting=[1, 2], num_swapped=1, num_swapped_tokens={1: 99})
     policy.split(view, token_budget=100)
     assert policy.chunk(view, slot=2, num_remaining=100, token_budget=100) == 0

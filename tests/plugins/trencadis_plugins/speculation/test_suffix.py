@@ -53,7 +53,6 @@ def test_a_sequence_is_drafted_from_the_outputs_of_its_tenant_only():
     assert drafts_behind(made, [8, 1, 2], tenant="blue") == [3, 4]
     assert drafts_behind(made, [8, 1, 2], tenant="green") == []
     assert drafts_behind(made, [8, 1, 2], tenant="blue", cache_salt="own") == []
-    assert drafts_behind(made, [8, 1, 2], tenant="blue", adapter="poet") == []
     assert drafts_behind(made, [8, 1, 2], tenant="green", cache_salt="blue") == [3, 4]
 
 

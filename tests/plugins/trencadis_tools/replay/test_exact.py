@@ -236,26 +236,6 @@ def test_drafts_whose_number_was_chosen_by_time_are_made_again(seed, layout, len
     assert found.num_steps == record.num_steps > 0
 
 
-def test_adapters_take_turns_as_recorded():
-    engine = recording_engine(
-        config={"engine.max_loras": 1, "engine.max_adapter_skips": 2, "flight_recorder.num_steps": 5}
-    )
-    for number in range(14):
-        engine.add(
-            Request(
-                request_id=str(number),
-                prompt_token_ids=(5,) * (3 + number),
-                params=SamplingParams(max_tokens=6),
-                adapter=("", "one", "two")[number % 3],
-            )
-        )
-    while engine.has_work:
-        engine.step()
-    record = record_of(engine)
-    assert record.frame is not None
-    assert replayed(record).difference is None
-
-
 def test_failed_steps_are_taken_apart_as_recorded():
     passes = itertools.count(1)
 
