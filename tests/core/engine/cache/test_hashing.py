@@ -145,7 +145,7 @@ def test_remembered_segments_are_bounded_and_the_oldest_is_forgotten(monkeypatch
         hasher.extend([], np.zeros(SEGMENT_BLOCKS, np.int32), num_blocks=SEGMENT_BLOCKS, salt=salt)
         return list(hashing._segments)
 
-    one, two, three, four = (hasher.root(salt, "") for salt in "1234")
+    one, two, three, four = (hasher.root(salt) for salt in "1234")
     assert [keys("1"), keys("2")] == [[one], [one, two]]
     assert keys("1") == [two, one], "the one that was used last is the newest"
     assert [keys("3"), keys("4")] == [[one, three], [three, four]]
