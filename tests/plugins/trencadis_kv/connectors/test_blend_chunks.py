@@ -14,7 +14,7 @@ from trencadis_kv.connectors.blend.prompt import PromptTokens
 
 TOKENS = np.arange(100, 200, dtype=np.int32)
 HASHES = [bytes([i]) * 32 for i in range(25)]
-ME = ("", "")
+ME = ""
 
 
 def spans_of(tokens, **options):

@@ -16,7 +16,7 @@ from trencadis_kv.connectors.blend.index import ChunkIndex, chunk_key
 from trencadis_kv.connectors.blend.lookups import CALL_WORK, BlendLookups
 from trencadis_kv.connectors.blend.prompt import WindowHash
 
-ME = ("", "")
+ME = ""
 LEAST = 3
 LONG = 100_000
 
@@ -208,7 +208,7 @@ def test_other_prompt_of_the_same_name_begins_anew():
     other = lookups.scan(request(first, cache_salt="other"), hashes(first))
     assert other is None
     assert len(lookups) == 1
-    assert lookups._asked["r"].tenant == ("other", "")
+    assert lookups._asked["r"].tenant == "other"
     assert lookups._asked["r"].tokens.num_read < 30_000
 
 
