@@ -1,4 +1,4 @@
-"""Drafts come last: they get what nobody else could use, and give it back."""
+"""Drafts come last: they get what nobody else could use, and give it back. Decodes alone are planned a short way, to the same plans."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from support.core.invariants import broken_invariants
 from support.strategies.guesses import PROMPT, request, right, wrong
+from trencadis.clock import SimulatedClock
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch
 from trencadis_testing.doubles import ScriptedSpeculator
@@ -130,3 +131,49 @@ def test_the_decode_share_of_a_policy_holds_for_drafts() -> None:
     engine.add(request("a"))
     assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 12, eos=-1)
     assert set(executor.drafts) == {0, 1}
+
+
+def planned(num_blocks: int, preemption: str, *, the_long_way: bool) -> tuple[list[Any], list[Any], int]:
+    """Return the plans of a crowd, what is told of each request, and how many plans of decodes alone were made the short way."""
+    engine = make_engine(
+        backend=FakeBackend(eos=-1, max_model_len=64, swaps_blocks=True),
+        async_scheduling=False,
+        clock=SimulatedClock(),
+        max_num_seqs=3,
+        num_blocks=num_blocks,
+        preemption=preemption,
+        swap_blocks=64,
+    )
+    scheduler, plans, short = engine._scheduler, [], 0
+    if the_long_way:
+        scheduler._plan_decodes = lambda *_: None
+    plan_of = scheduler.plan
+
+    def plan(*args: Any, **options: Any) -> Any:
+        nonlocal short
+        made = plan_of(*args, **options)
+        if made is not None:
+            columns = (made.slots, made.starts, made.num_scheduled, made.samples, made.admitted, made.preempted)
+            plans.append((made.step, made.num_tokens, *(column.tolist() for column in columns)))
+            short += made.slots is engine._state.running and len(engine._state.waiting) > 0
+        return made
+
+    scheduler.plan = plan
+    for number in range(7):
+        engine.add(request(f"r{number}", tuple(range(number, number + 5 + number)), max_tokens=12 + number))
+    drain(engine)
+    told = [engine.answer("explain", {"request_id": f"r{number}"})["requests"] for number in range(7)]
+    return plans, told, short
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("num_blocks", [12, 60])
+def test_what_waits_for_a_row_and_what_was_preempted_leave_the_short_way_to_the_same_plans(
+    num_blocks: int, preemption: str
+) -> None:
+    plans, told, short = planned(num_blocks, preemption, the_long_way=False)
+    others, told_of_others, none = planned(num_blocks, preemption, the_long_way=True)
+    assert plans == others
+    assert told == told_of_others
+    assert short > 10 > none == 0
+    assert any(preempted for *_, preempted in plans) is (num_blocks == 12)

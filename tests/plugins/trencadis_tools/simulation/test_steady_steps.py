@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import pytest
@@ -15,6 +15,7 @@ from trencadis.interfaces import SchedulingPolicy, SupportsSteadySteps
 from trencadis_plugins.scheduling.fcfs import Fcfs
 from trencadis_tools.simulation import ReplicaEvent, Run
 from trencadis_tools.simulation.fleet import Fleet
+from trencadis_tools.simulation.prompts import SimulatedPrompts
 from trencadis_tools.simulation.step_times import LinearStepTimes
 from trencadis_tools.workloads import Workload
 
@@ -55,8 +56,14 @@ class Alternates(Fcfs):
 
 
 class Promises(SchedulingPolicy, SupportsSteadySteps):
+    answer: ClassVar[Any] = 0
+
     def steady_steps(self, view):
-        return 0
+        return self.answer
+
+
+class Silent(SchedulingPolicy):
+    """First come, first served, and no word of how long that holds."""
 
 
 def steps_of(fleet: Fleet) -> list[tuple[int, int, tuple[tuple[int, int, int], ...]]]:
@@ -174,6 +181,50 @@ def test_a_lone_text_takes_few_plans():
     assert several.num_plans < 20
 
 
-def test_a_promise_of_no_step_is_a_fault_of_the_policy():
+@pytest.mark.parametrize("answer", [0, -1, True, 2.5, None])
+def test_a_promise_of_no_step_is_a_fault_of_the_policy(answer, monkeypatch):
+    monkeypatch.setattr(Promises, "answer", answer)
     with pytest.raises(StepFailedError, match="steady_steps"):
         both([asked("a", output=9)], serves(f"{HERE}:Promises"))[1].run()
+
+
+def test_no_more_steps_are_skipped_than_are_promised(monkeypatch):
+    monkeypatch.setattr(Promises, "answer", 3)
+    one, several = both([asked("a", output=40)], serves(f"{HERE}:Promises"))
+    assert_same(one.run(), several.run())
+    assert 40 / 3 <= several.num_plans < 20
+
+
+def test_a_policy_that_promises_nothing_is_asked_in_each_step():
+    one, several = both(mixed(20), serves(f"{HERE}:Silent"))
+    assert_same(one.run(), several.run())
+    assert several.num_plans == several.num_steps
+
+
+WATCHED = {
+    "a shadow policy": {"scheduling": {"name": "fcfs", "shadow": "priority"}},
+    "ranks with blocks of their own": {
+        "parallel": {"tensor": 2, "expert": 2, "attention": "data"},
+        "engine": {"max_num_seqs": 4, "max_num_batched_tokens": 64},
+    },
+}
+
+
+@pytest.mark.parametrize("tables", WATCHED.values(), ids=WATCHED)
+def test_each_step_is_planned_where_something_looks_at_it(tables):
+    _, several = both([asked("a", output=40)], {**serves(), **tables})
+    run = several.run()
+    assert several.num_plans == run.num_steps == 40
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_an_engine_that_is_closed_within_a_stretch_has_no_block_left(overlaps):
+    _, several = both([asked("a", output=40)], serves(async_scheduling=overlaps))
+    (replica,) = several.built
+    prompts = SimulatedPrompts(Workload(name="test", requests=(asked("a", output=40),), block_tokens=BLOCK_TOKENS))
+    replica.engine.add(prompts.request(0))
+    while not replica.engine.is_steady:
+        replica.engine.step()
+    replica.engine.close()
+    assert not replica.engine.has_work
+    assert replica.engine.inspect().blocks.num_used == 0
