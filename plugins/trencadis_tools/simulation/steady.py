@@ -56,16 +56,16 @@ class SteadyEngine(Engine):
     @property
     def is_steady(self) -> bool:
         """True if nothing but a stretch is in flight, and :meth:`step` would wait for as many steps as have ended until now."""
-        return self._open is not None and len(self._in_flight) == 1 and self._goes_on()
+        return self._open is not None and len(self._in_flight) == 1 and self._is_unchanged()
 
     def step(self) -> TokenDeltas:
         """Take a step as any engine; a stretch that was submitted alone is not waited for before the next call."""
-        if self._open is not None and not self._goes_on():
+        if self._open is not None and not self._is_unchanged():
             self._close()
         self._known = self._open
         return super().step()
 
-    def _goes_on(self) -> bool:
+    def _is_unchanged(self) -> bool:
         """Return whether another plan would equal that of the open step: the same sequences run, and none was added."""
         state = self._state
         return self._in_flight[-1].plan.slots is state.running and self._num_appended == state.waiting.num_appended
