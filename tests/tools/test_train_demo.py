@@ -20,7 +20,7 @@ DEMO = ROOT / "core" / "trencadis" / "demo"
 CORPUS = ROOT.parent / "shared" / "data" / "corpus"
 
 
-LARGEST_TOTAL_BYTES = 16_000_000
+LARGEST_TOTAL_BYTES = 18_000_000
 LOSS_TOLERANCE = 0.02
 STORY = "\n\n".join(
     f"The miller had {count} sacks of\nflour, and he counted them well-\nnigh twice." for count in range(60)
