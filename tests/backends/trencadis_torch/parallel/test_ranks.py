@@ -677,7 +677,8 @@ def test_ranks_share_the_cores(model_path, ranked, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     loaded(ranked, model_path("llama"), 4)
-    assert asked == [3] * 4
+    assert set(asked) == {3}
+    assert len(asked) >= 4
 
 
 @needs_native
