@@ -17,6 +17,7 @@ from trencadis.records import (
     Embedding,
     EmbeddingRequest,
     FinishedSequence,
+    Int32Array,
     ModelFacts,
     Request,
     TokenDeltas,
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["NO_OUTPUTS", "EngineClient", "LocalEngineClient", "StepOutputs", "step_outputs"]
 
 
-class StepOutputs(msgspec.Struct, frozen=True, kw_only=True):
+class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Outputs of one engine step: ``TokenDeltas`` as lists, which are faster to read one by one than arrays, and refused requests.
+
+    An engine in another process sends them as they are.
 
     Attributes:
         slots: Slot of each sequence with new tokens.
@@ -57,8 +60,13 @@ class StepOutputs(msgspec.Struct, frozen=True, kw_only=True):
 NO_OUTPUTS = StepOutputs()
 
 
-def step_outputs(deltas: TokenDeltas) -> StepOutputs:
-    """Return the token deltas of an engine in this process as step outputs. Pure."""
+def step_outputs(deltas: TokenDeltas, slots: Int32Array | None = None) -> StepOutputs:
+    """Return the token deltas of an engine in this process as step outputs. Pure.
+
+    Args:
+        deltas: The engine's.
+        slots: Numbers of the sequences with new tokens, int32 ``[num]``; None: their slots.
+    """
     finished: tuple[FinishedSequence, ...] = deltas.finished
     refused: tuple[tuple[str, RequestError], ...] = ()
     if finished:
@@ -66,7 +74,7 @@ def step_outputs(deltas: TokenDeltas) -> StepOutputs:
     if refused:
         finished = tuple([one for one in finished if one.refusal is None])
     return StepOutputs(
-        slots=deltas.slots.tolist(),
+        slots=(deltas.slots if slots is None else slots).tolist(),
         num_tokens=deltas.num_tokens.tolist(),
         token_ids=deltas.token_ids.tolist(),
         finished=finished,

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """Log-probabilities at one position of one sequence, natural logarithm.
 
     They are the model's own, before any sampling parameter, unless ``[sampling.standard] logprobs`` says otherwise.

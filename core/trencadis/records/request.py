@@ -7,7 +7,7 @@ import enum
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 import attrs
 
@@ -71,6 +71,9 @@ def _whole(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
 def _text(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value != "" and not is_text(value):
         _refuse(attribute.name, value, _TEXT)
+
+
+_optional_text: Any = attrs.validators.optional(_text)
 
 
 def _weight(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -140,9 +143,7 @@ class RequestTerms:
 
     priority: int = attrs.field(default=0, validator=_whole, metadata=_listed("priorities"))
     tenant: str = attrs.field(default="", validator=_text, metadata=_listed("tenants"))
-    cache_salt: str | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_text), metadata=_listed("cache_salts")
-    )
+    cache_salt: str | None = attrs.field(default=None, validator=_optional_text, metadata=_listed("cache_salts"))
     weight: float | None = attrs.field(default=None, validator=_weight, metadata=_listed("weights"))
     ttft_target_s: float = attrs.field(default=math.inf, validator=_target, metadata=_listed("ttft_targets_s"))
     tpot_target_s: float = attrs.field(default=math.inf, validator=_target, metadata=_listed("tpot_targets_s"))
@@ -204,11 +205,15 @@ class Request(RequestTerms):
     request_id: str = attrs.field(validator=_text)
     prompt_token_ids: tuple[int, ...] = attrs.field(converter=_token_ids, repr=False)
     params: SamplingParams = attrs.field(factory=SamplingParams)
-    cache_salt: str = attrs.field(default=attrs.Factory(lambda self: self.tenant, takes_self=True), validator=_text)
+    cache_salt: str = attrs.field(default=cast("str", None), validator=_optional_text)
     output_token_ids: tuple[int, ...] | None = attrs.field(
         default=None, converter=attrs.converters.optional(_token_ids), repr=False
     )
     end_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_token_ids)
+
+    def __attrs_post_init__(self) -> None:
+        if self.cache_salt is None:
+            object.__setattr__(self, "cache_salt", self.tenant)
 
     @property
     def known_token_ids(self) -> tuple[int, ...]:

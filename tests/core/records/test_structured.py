@@ -3,22 +3,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
-from trencadis.client.process.conversion import add_message, request_of
-from trencadis.client.process.messages import decode_client_message, encode
 from trencadis.errors import InvalidRequestError
-from trencadis.records import Request, SamplingParams, StructuredOutput
+from trencadis.records import SamplingParams, StructuredOutput
 from trencadis.records.structured import MAX_STRUCTURE_CHARACTERS
-
-EACH = (
-    StructuredOutput.json_schema({"type": "object", "properties": {"é": {"type": "integer"}}}),
-    StructuredOutput.json_object(),
-    StructuredOutput.regex(r"\d+"),
-    StructuredOutput.choice(["yes", "no", ""]),
-    StructuredOutput.grammar('root ::= "a"'),
-)
 
 
 def test_a_schema_is_kept_as_its_text() -> None:
@@ -56,11 +45,3 @@ def test_parameters_take_the_record_or_its_fields_and_nothing_else() -> None:
     assert SamplingParams(structured={"kind": "regex", "text": "a"}) == SamplingParams(structured=wanted)
     with pytest.raises(InvalidRequestError, match="sampling parameter structured = 'a'"):
         SamplingParams(structured="a")
-
-
-@pytest.mark.parametrize("wanted", EACH, ids=lambda one: one.kind)
-def test_it_reaches_an_engine_in_another_process_unchanged(wanted: StructuredOutput) -> None:
-    request = Request(request_id="r", prompt_token_ids=(1, 2), params=SamplingParams(structured=wanted))
-    message = decode_client_message(encode(add_message(request, 7)))
-    assert isinstance(message, msgspec.Struct)
-    assert request_of(message).params == request.params

@@ -10,7 +10,7 @@ import attrs
 
 from trencadis.client.process.channel import Channel
 from trencadis.client.process.client import RemoteEngineClient
-from trencadis.client.process.conversion import ready_message
+from trencadis.client.process.messages import ReadyMessage
 from trencadis.client.process.transport import Transport
 from trencadis.client.process.worker import EngineWorker
 from trencadis.clock import SystemClock
@@ -101,8 +101,8 @@ class LineOpener:
         engine = engine or make_engine(**{"backend": backend, "num_blocks": 512, **options})
         peer = FakePeer()
         transport = Transport(near, peer, clock=SystemClock())
-        ready = ready_message(
-            engine.model,
+        ready = ReadyMessage(
+            model=engine.model,
             max_model_len=engine.max_model_len,
             plan_hash="x",
             hashing=engine.hashing if sends_load else None,

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trencadis.activity import ACTIVITY, EnginePhase
-from trencadis.client.process.messages import FailedMessage, StartMessage, decode_start, encode
+from trencadis.client.process.messages import FailedMessage, ReadyMessage, StartMessage
 from trencadis.client.process.process import LENGTH
 from trencadis.client.process.record_signal import ignore_record_signal, record_at_signal
 from trencadis.client.process.stall_watch import DUMP_SIGNAL, beat_s
+from trencadis.client.process.wire import as_error, decode_start, encode
 from trencadis.startup import LEDGER, claim_process
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def main() -> int:
         os.environ["PYTHONPATH"] = start.python_path
 
     from trencadis.client.process.channel import Channel
-    from trencadis.client.process.conversion import fault_of
     from trencadis.log import configure_logging
 
     while_loading, level = start.log_levels
@@ -70,7 +70,7 @@ def main() -> int:
         _serve(start, channel)
     except Exception as error:
         logger.debug("The engine's process ends.", exc_info=error)
-        channel.send(encode(FailedMessage(fault=fault_of(error))))
+        channel.send(encode(FailedMessage(error=as_error(error))))
         return 1
     finally:
         channel.close(linger_s=_LINGER_S)
@@ -78,7 +78,6 @@ def main() -> int:
 
 
 def _serve(start: StartMessage, channel: Channel) -> None:
-    from trencadis.client.process.conversion import ready_message
     from trencadis.client.process.worker import EngineWorker
     from trencadis.clock import SystemClock
     from trencadis.console import track
@@ -101,8 +100,8 @@ def _serve(start: StartMessage, channel: Channel) -> None:
 
             engine = build_engine(config, registry=registry, progress=note)
     try:
-        ready = ready_message(
-            engine.model,
+        ready = ReadyMessage(
+            model=engine.model,
             max_model_len=engine.max_model_len,
             plan_hash=engine.plan_hash,
             hashing=engine.hashing if start.sends_load else None,

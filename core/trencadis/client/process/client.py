@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from trencadis.client.engine_client import NO_OUTPUTS, EngineClient, StepOutputs
-from trencadis.client.process.conversion import add_message, error_of, int32_bytes, load_of, model_of, step_outputs
 from trencadis.client.process.messages import (
+    AddMessage,
     AnswerMessage,
     ControlMessage,
     DropMessage,
@@ -21,16 +23,15 @@ from trencadis.client.process.messages import (
     LoadMessage,
     MetricsMessage,
     ReadyMessage,
-    RefusedMessage,
     StayedMessage,
-    StepMessage,
     WithdrawMessage,
     WorkerMessage,
 )
 from trencadis.client.process.transport import Transport
+from trencadis.client.process.wire import encode
 from trencadis.config.dump import dump_options
 from trencadis.engine.request_check import check_request
-from trencadis.errors import InvalidRequestError, RequestError, TrencadisError
+from trencadis.errors import InvalidRequestError, TrencadisError
 from trencadis.records import EmbeddingRequest, EngineLoad, FinishedSequence, Request
 from trencadis.records.plain import check_plain
 
@@ -103,7 +104,7 @@ class RemoteEngineClient(PolledEngineClient):
     is_stalled = False  # waiting for a message costs nothing
 
     def __init__(self, transport: Transport, ready: ReadyMessage) -> None:
-        self.model = model_of(ready)
+        self.model = ready.model
         self.max_model_len = ready.max_model_len
         self.plan_hash = ready.plan_hash
         self.hashing = ready.hashing
@@ -114,10 +115,8 @@ class RemoteEngineClient(PolledEngineClient):
         self._handle_of: dict[str, int] = {}
         self._ending: set[int] = set()
         self._embedding: set[str] = set()
-        self._steps: deque[StepMessage] = deque()
-        self._refused: list[tuple[str, RequestError]] = []
+        self._outputs: deque[StepOutputs] = deque()
         self._metrics_callbacks: deque[Callable[[str], None]] = deque()
-        self._last_prompt: tuple[tuple[int, ...], bytes] = ((), b"")
         self._control_callbacks: deque[Callable[[dict[str, Any] | TrencadisError], None]] = deque()
 
     @property
@@ -140,7 +139,8 @@ class RemoteEngineClient(PolledEngineClient):
         handle = self._handles.take()
         self._handle_of[request.request_id] = handle
         try:
-            self._transport.send(add_message(request, handle, self._bytes_of(request.prompt_token_ids)))
+            data = msgspec.Raw(encode(request))
+            self._transport.send(AddMessage(handle=handle, request_id=request.request_id, request=data))
         except InvalidRequestError:  # it cannot be encoded: nothing was sent
             self._forget(request.request_id)
             raise
@@ -175,7 +175,7 @@ class RemoteEngineClient(PolledEngineClient):
                 f"request {request.request_id!r}: a token id is outside the vocabulary, 0 to {self.model.vocab_size - 1}.",
                 hint="Use the model's own tokenizer.",
             )
-        self._transport.send(EmbedMessage(request_id=request.request_id, token_ids=int32_bytes(tokens)))
+        self._transport.send(EmbedMessage(request=request))
         self._embedding.add(request.request_id)
 
     def request_metrics(self, callback: Callable[[str], None]) -> None:
@@ -206,23 +206,20 @@ class RemoteEngineClient(PolledEngineClient):
     @property
     def has_work(self) -> bool:
         """True while outputs are expected, or were received and not taken."""
-        return bool(self._steps or self._refused or self._handle_of or self._embedding)
+        return bool(self._outputs or self._handle_of or self._embedding)
 
     def step(self, *, timeout_s: float | None = None) -> StepOutputs:
         """Return the outputs of the oldest received step; waits if there is none."""
-        if not self._steps and not self._refused:
+        if not self._outputs:
             self._handle(self._transport.wait(timeout_s))
-        if self._refused:
-            refused, self._refused = self._refused, []
-            return StepOutputs(refused=tuple(refused))
-        if not self._steps:
+        if not self._outputs:
             return NO_OUTPUTS
-        outputs = step_outputs(self._steps.popleft())
+        outputs = self._outputs.popleft()
         for finished in outputs.finished:
             self._forget(finished.request_id)
         for embedding in outputs.embeddings:
             self._embedding.discard(embedding.request_id)
-        return outputs
+        return self._known(outputs) if outputs.refused else outputs
 
     def receive(self, *, is_likely: bool = False) -> bool:
         """Receive without waiting; True if :meth:`step` would not wait.
@@ -244,7 +241,7 @@ class RemoteEngineClient(PolledEngineClient):
     @property
     def has_outputs(self) -> bool:
         """True if :meth:`step` would not wait."""
-        return bool(self._steps or self._refused)
+        return bool(self._outputs)
 
     def receive_last(self) -> None:
         """Receive the last messages of a process that has ended.
@@ -288,12 +285,6 @@ class RemoteEngineClient(PolledEngineClient):
         if request_id in self._handle_of or request_id in self._embedding:
             raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
 
-    def _bytes_of(self, prompt: tuple[int, ...]) -> bytes:
-        """Return token ids as bytes; kept for the next request, since the completions of a prompt follow each other."""
-        if self._last_prompt[0] is not prompt:
-            self._last_prompt = prompt, int32_bytes(prompt)
-        return self._last_prompt[1]
-
     def _end(self, request_id: str, *, is_complete: bool) -> None:
         handle = self._handle_of.get(request_id)
         if handle is None or handle in self._ending or self._transport.failure:
@@ -304,31 +295,28 @@ class RemoteEngineClient(PolledEngineClient):
     def _handle(self, messages: Iterable[WorkerMessage]) -> None:
         for message in messages:
             match message:
-                case StepMessage():
-                    self._steps.append(message)
-                case RefusedMessage(request_id=request_id, fault=fault):
-                    self._refuse(request_id, error_of(fault))
+                case StepOutputs():
+                    self._outputs.append(message)
                 case StayedMessage(request_id=request_id):
                     self.on_stayed(request_id)
                 case MetricsMessage(text=text):
                     self._metrics_callbacks.popleft()(text)
-                case AnswerMessage(table=table, fault=fault):
+                case AnswerMessage(table=table, error=error):
                     self.plan_hash = table.get("plan_hash", self.plan_hash)
-                    self._control_callbacks.popleft()(table if fault is None else error_of(fault))
-                case LoadMessage():
-                    self.on_load(load_of(message))
-                case FailedMessage(fault=fault):
-                    self._transport.fail(f"the engine failed: {fault.message}")
+                    self._control_callbacks.popleft()(table if error is None else error)
+                case LoadMessage(load=load):
+                    self.on_load(load)
+                case FailedMessage(error=error):
+                    self._transport.fail(f"the engine failed: {error}")
 
-    def _refuse(self, request_id: str, error: Exception) -> None:
-        if request_id in self._handle_of:
-            self._forget(request_id)
-        elif request_id in self._embedding:
+    def _known(self, outputs: StepOutputs) -> StepOutputs:
+        """Forget what was refused, and return the outputs without refusals of texts that were dropped meanwhile."""
+        known = tuple([one for one in outputs.refused if one[0] in self._handle_of or one[0] in self._embedding])
+        for request_id, _ in known:
             self._embedding.discard(request_id)
-        else:
-            return  # a text that was dropped
-        refusal = error if isinstance(error, RequestError) else InvalidRequestError(str(error))
-        self._refused.append((request_id, refusal))
+            if request_id in self._handle_of:
+                self._forget(request_id)
+        return msgspec.structs.replace(outputs, refused=known)
 
     def _forget(self, request_id: str) -> None:
         handle = self._handle_of.pop(request_id)

@@ -8,7 +8,6 @@ from trencadis.client.factory import loading
 from trencadis.client.frontend import Frontend
 from trencadis.client.process.channel import Channel
 from trencadis.client.process.client import RemoteEngineClient
-from trencadis.client.process.conversion import error_of
 from trencadis.client.process.messages import FailedMessage, ReadyMessage
 from trencadis.client.process.process import EngineProcess
 from trencadis.client.process.transport import Transport
@@ -125,5 +124,5 @@ def wait_until_ready(transport: Transport, look: Callable[[], None] | None) -> R
             match message:
                 case ReadyMessage():
                     return message
-                case FailedMessage(fault=fault):
-                    raise error_of(fault)
+                case FailedMessage(error=error):
+                    raise error

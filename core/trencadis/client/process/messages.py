@@ -1,69 +1,43 @@
-"""Messages between client and worker process, in msgpack: numbers and text; long arrays are little-endian bytes.
+"""Messages between client and worker process: control messages around records, which travel as they are.
 
-A received message is one of these types, or an error; nothing in it is executed.
+A received message is one of these types, or an error; nothing in it is executed. How they become bytes: :mod:`trencadis.client.process.wire`.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
 
-from trencadis.errors import InvalidRequestError
-from trencadis.records.plain import plain_fault
+from trencadis.client.engine_client import StepOutputs
+from trencadis.errors import TrencadisError
+from trencadis.records import EmbeddingRequest, EngineLoad, ModelFacts
 from trencadis.startup import LedgerEntry
 
 __all__ = [
+    "HASH_BYTES",
     "AddMessage",
     "AnswerMessage",
-    "ControlMessage",
-    "GetMetricsMessage",
     "ClientMessage",
     "CloseMessage",
+    "ControlMessage",
     "DropMessage",
     "EmbedMessage",
-    "EmbeddingPart",
     "EndMessage",
     "FailedMessage",
-    "Fault",
-    "FinishedPart",
-    "HASH_BYTES",
-    "WorkerMessage",
+    "GetMetricsMessage",
     "LoadMessage",
-    "LogprobsPart",
     "MetricsMessage",
     "ReadyMessage",
-    "RefusedMessage",
     "StartMessage",
     "StayedMessage",
-    "StepMessage",
     "WithdrawMessage",
-    "decode_client_message",
-    "decode_worker_message",
-    "decode_start",
-    "encode",
-    "worker_message_decoder",
+    "WorkerMessage",
 ]
 
 
-class Part(msgspec.Struct, array_like=True, gc=False):
-    """A part of a message."""
-
-
-class Message(msgspec.Struct, array_like=True, gc=False, tag=True):
+class Message(msgspec.Struct, array_like=True, tag=True, forbid_unknown_fields=True):
     """A whole message; its tag is the name of its class."""
-
-
-class Fault(Part):
-    """A ``TrencadisError``: the name of its class, its whole message, its hint, the field at fault and when to try again, if it knows."""
-
-    kind: str
-    message: str
-    hint: str
-    field: str = ""
-    retry_after_s: float = 1.0
 
 
 # ------------------------------------------------------------------------------------------------- client to worker
@@ -92,18 +66,14 @@ class StartMessage(Message):
 
 
 class AddMessage(Message):
-    """A request. ``handle`` is its number on both sides; ``params`` and ``terms`` hold the values that differ from the defaults.
+    """A ``Request``, read by :func:`~trencadis.client.process.wire.decode_request`: one that is impossible is refused alone.
 
-    ``output_token_ids``: of a request that another engine accepted and did not end; None: it is new.
+    ``handle`` is its number on both sides.
     """
 
     handle: int
     request_id: str
-    prompt_token_ids: bytes
-    params: dict[str, Any]
-    terms: dict[str, Any]
-    output_token_ids: bytes | None = None
-    end_token_ids: tuple[int, ...] = ()
+    request: msgspec.Raw
 
 
 class EndMessage(Message):
@@ -122,8 +92,7 @@ class WithdrawMessage(Message):
 class EmbedMessage(Message):
     """A text to embed."""
 
-    request_id: str
-    token_ids: bytes
+    request: EmbeddingRequest
 
 
 class DropMessage(Message):
@@ -162,9 +131,9 @@ ClientMessage: TypeAlias = (
 
 
 class ReadyMessage(Message):
-    """The engine takes requests; ``model`` holds the fields of ``ModelFacts``, ``hashing`` is as of the engine, ``start`` its ledger."""
+    """The engine takes requests; ``hashing`` is the engine's, ``start`` its ledger."""
 
-    model: dict[str, Any]
+    model: ModelFacts
     max_model_len: int
     plan_hash: str
     hashing: tuple[str, int] | None = None
@@ -174,73 +143,13 @@ class ReadyMessage(Message):
 class FailedMessage(Message):
     """The engine could not be built, or failed beyond repair; the process ends."""
 
-    fault: Fault
-
-
-class RefusedMessage(Message):
-    """A request or a text that the engine refused."""
-
-    request_id: str
-    fault: Fault
+    error: TrencadisError
 
 
 class StayedMessage(Message):
     """A request that was to be withdrawn and cannot go on elsewhere, or has ended."""
 
     request_id: str
-
-
-class FinishedPart(Part):
-    """A ``FinishedSequence``, its slot replaced by the handle; ``transfer_params`` is JSON."""
-
-    request_id: str
-    handle: int
-    token_ids: bytes
-    finish_reason: str
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_preemptions: int
-    arrival_s: float
-    first_scheduled_s: float | None
-    first_token_s: float | None
-    finish_s: float
-    error: str
-    stop_token_id: int | None
-    transfer_params: bytes = b""
-    num_approximate_tokens: int = 0
-
-
-class LogprobsPart(Part):
-    """A ``TokenLogprobs``."""
-
-    index: int
-    position: int
-    token_id: int
-    logprob: float
-    rank: int
-    top_token_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
-
-
-class EmbeddingPart(Part):
-    """An ``Embedding``; the vector as float32."""
-
-    request_id: str
-    vector: bytes
-    num_tokens: int
-    error: str
-
-
-class StepMessage(Message):
-    """The ``TokenDeltas`` of one step, slots replaced by handles."""
-
-    handles: list[int]
-    num_tokens: list[int]
-    token_ids: list[int]
-    finished: tuple[FinishedPart, ...] = ()
-    logprobs: tuple[LogprobsPart, ...] = ()
-    prompt_logprobs: tuple[LogprobsPart, ...] = ()
-    embeddings: tuple[EmbeddingPart, ...] = ()
 
 
 class MetricsMessage(Message):
@@ -250,119 +159,22 @@ class MetricsMessage(Message):
 
 
 class AnswerMessage(Message):
-    """The answer to a ``ControlMessage``, in their order. ``fault``: the error instead."""
+    """The answer to a ``ControlMessage``, in their order. ``error``: instead of the answer."""
 
     table: dict[str, Any]
-    fault: Fault | None = None
+    error: TrencadisError | None = None
 
 
 class LoadMessage(Message):
-    """An ``EngineLoad``; hashes are cut to ``HASH_BYTES`` and joined."""
+    """The engine's load; hashes are cut to ``HASH_BYTES``."""
 
-    num_waiting: int
-    num_running: int
-    kv_usage: float
-    added: bytes
-    removed: bytes
+    load: EngineLoad
 
 
 HASH_BYTES = 8
 """Of a block hash in a ``LoadMessage``: enough to route by, as two that are equal cost time at most."""
 
 WorkerMessage: TypeAlias = (
-    ReadyMessage
-    | FailedMessage
-    | RefusedMessage
-    | StayedMessage
-    | StepMessage
-    | MetricsMessage
-    | AnswerMessage
-    | LoadMessage
+    ReadyMessage | FailedMessage | StayedMessage | StepOutputs | MetricsMessage | AnswerMessage | LoadMessage
 )
-
-
-def encode(message: Message) -> bytes:
-    """Return a message as bytes. Pure.
-
-    Raises:
-        InvalidRequestError: A value cannot be encoded, such as a whole number beyond 64 bits. It belongs to the request, or the
-            answer, whose message this is; ``field`` names it.
-    """
-    try:
-        return _encoder().encode(message)
-    except (OverflowError, TypeError, ValueError, RecursionError) as error:
-        raise _refusal(message, error) from None
-
-
-def _refusal(message: Message, error: Exception) -> InvalidRequestError:
-    """Return the error for a message that cannot be encoded, with the place of the value at fault."""
-    for name in message.__struct_fields__:
-        value = getattr(message, name)
-        # Sampling parameters, terms and an operator's arguments are known by their own names.
-        tables = value.items() if name in ("params", "terms", "arguments") else [(name, value)]
-        for field, one in tables:
-            fault = plain_fault(one)
-            if fault is not None:
-                where, why = fault
-                return InvalidRequestError(f"{field}{where} {why}.", field=field)
-    return InvalidRequestError(f"a value cannot be sent to the other process: {error}.")
-
-
-def _plain_number(value: Any) -> Any:
-    """Return a number of NumPy, or of a class derived from a plain one, as a plain number.
-
-    Raises:
-        TypeError: It is none.
-    """
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    if type(value).__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 0):
-        return value.item()
-    raise TypeError(f"a value of type {type(value).__name__} cannot be encoded")
-
-
-def decode_start(data: bytes) -> StartMessage:
-    """Decode the first message. Pure.
-
-    Raises:
-        msgspec.DecodeError: It is no such message; also the others.
-    """
-    return _start_decoder().decode(data)
-
-
-def decode_client_message(data: bytes) -> ClientMessage:
-    """Decode a message of the client. Pure."""
-    message: ClientMessage = _client_decoder().decode(data)
-    return message
-
-
-def decode_worker_message(data: bytes) -> WorkerMessage:
-    """Decode a message of the worker. Pure."""
-    return worker_message_decoder()(data)
-
-
-def worker_message_decoder() -> Callable[[bytes], WorkerMessage]:
-    """Return :func:`decode_worker_message` without a function around it, for every step."""
-    decode: Callable[[bytes], WorkerMessage] = _worker_decoder().decode
-    return decode
-
-
-@functools.cache
-def _encoder() -> msgspec.msgpack.Encoder:
-    return msgspec.msgpack.Encoder(enc_hook=_plain_number)
-
-
-@functools.cache
-def _start_decoder() -> msgspec.msgpack.Decoder[StartMessage]:
-    return msgspec.msgpack.Decoder(StartMessage)
-
-
-@functools.cache
-def _client_decoder() -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(ClientMessage)
-
-
-@functools.cache
-def _worker_decoder() -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(WorkerMessage)
+"""``StepOutputs``: the outputs of one step, with handles as slots, or requests and texts that the engine refused."""

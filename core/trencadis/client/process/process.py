@@ -20,8 +20,9 @@ import weakref
 from typing import Any
 
 from trencadis.activity import ActivityView
-from trencadis.client.process.messages import StartMessage, encode
+from trencadis.client.process.messages import StartMessage
 from trencadis.client.process.stall_watch import StallWatch
+from trencadis.client.process.wire import encode
 from trencadis.config.settings import ENVIRONMENT_PREFIX
 from trencadis.errors import ConfigError, InvalidRequestError
 from trencadis.screen import child_stderr, drain_children

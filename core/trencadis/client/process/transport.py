@@ -6,10 +6,13 @@ The end of the process makes a file readable, so it is detected at once. A proce
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import NoReturn, Protocol
+
+import msgspec
 
 from trencadis.client.process.channel import Channel, WakeUpFile
-from trencadis.client.process.messages import ClientMessage, CloseMessage, WorkerMessage, encode, worker_message_decoder
+from trencadis.client.process.messages import ClientMessage, CloseMessage, WorkerMessage
+from trencadis.client.process.wire import encode, worker_message_decoder
 from trencadis.clock import Clock
 from trencadis.errors import EngineEndedError
 
@@ -136,12 +139,18 @@ class Transport:
 
         Args:
             is_likely: The socket's file is readable.
+
+        Raises:
+            EngineEndedError: A message cannot be read: the other process runs other code.
         """
         data = self._channel.receive(is_likely=is_likely)
         if self._rest or sum(map(len, data)) > _MAX_BYTES:
             self._rest += data
             data = self._next_portion()
-        return list(map(self._decode, data))
+        try:
+            return list(map(self._decode, data))
+        except msgspec.DecodeError as error:
+            self.fail(f"the engine's process sent a message that cannot be read: {error}.")
 
     @property
     def has_rest(self) -> bool:
@@ -166,7 +175,7 @@ class Transport:
         """End the present or the next :meth:`wait`. From any thread."""
         self._wake_up.wake()
 
-    def fail(self, failure: str) -> None:
+    def fail(self, failure: str) -> NoReturn:
         """End the connection.
 
         Raises:

@@ -7,23 +7,18 @@ Without work it sleeps in the socket.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
+from trencadis.client.engine_client import StepOutputs, step_outputs
 from trencadis.client.process.channel import Channel, WakeUpFile
-from trencadis.client.process.conversion import (
-    fault_of,
-    int32_ids,
-    load_message,
-    prompt_messages,
-    readable,
-    request_of,
-    step_message,
-)
 from trencadis.client.process.messages import (
+    HASH_BYTES,
     AddMessage,
     AnswerMessage,
     ClientMessage,
@@ -33,16 +28,15 @@ from trencadis.client.process.messages import (
     EmbedMessage,
     EndMessage,
     GetMetricsMessage,
+    LoadMessage,
     MetricsMessage,
-    RefusedMessage,
     StayedMessage,
     WithdrawMessage,
     WorkerMessage,
-    decode_client_message,
-    encode,
 )
+from trencadis.client.process.wire import decode_client_message, decode_request, encode, readable
 from trencadis.errors import InternalError, InvalidRequestError, RequestError, TrencadisError
-from trencadis.records import EmbeddingRequest, FinishedSequence, Int32Array, TokenDeltas
+from trencadis.records import EngineLoad, FinishedSequence, Int32Array, TokenDeltas, TokenLogprobs
 
 if TYPE_CHECKING:
     from trencadis.clock import Clock
@@ -57,6 +51,8 @@ LOAD_S = 0.02
 _TRANSFER_POLL_S = 0.001
 _PINNED_POLL_S = 0.02
 """No request waits: blocks are only pinned for transfers, and a message ends the sleep."""
+_MAX_ENTRIES = 128
+"""Tokens of a prompt whose log-probabilities are one message: at 50 alternatives each, it is decoded in two milliseconds."""
 _EMPTY = np.empty(0, np.int32)
 _NO_DELTAS = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
 
@@ -155,9 +151,9 @@ class EngineWorker:
 
     def _add(self, message: AddMessage) -> None:
         try:
-            slot = self._engine.add(request_of(message))
+            slot = self._engine.add(decode_request(message.request))
         except RequestError as error:
-            self._send(RefusedMessage(request_id=message.request_id, fault=fault_of(error)))
+            self._send(StepOutputs(refused=((message.request_id, error),)))
             return
         while slot >= len(self._handle_of_slot):
             self._handle_of_slot = np.concatenate([self._handle_of_slot, np.full_like(self._handle_of_slot, -1)])
@@ -167,20 +163,20 @@ class EngineWorker:
 
     def _send_load(self) -> None:
         self._has_new_load = False
-        self._send(load_message(self._engine.load()))
+        self._send(LoadMessage(load=_cut(self._engine.load())))
 
     def _answer(self, message: ControlMessage) -> AnswerMessage:
         try:
             return AnswerMessage(table=self._engine.answer(message.name, message.arguments))
         except TrencadisError as error:
-            return AnswerMessage(table={}, fault=fault_of(error))
+            return AnswerMessage(table={}, error=error)
 
     def _send_answer(self, answer: AnswerMessage) -> None:
         """Send an answer; one that cannot be encoded becomes an error, since a control request must not end the engine."""
         try:
             self._send(answer)
         except InvalidRequestError as error:
-            self._send(AnswerMessage(table={}, fault=fault_of(InternalError(f"the answer cannot be sent: {error}"))))
+            self._send(AnswerMessage(table={}, error=InternalError(f"the answer cannot be sent: {error}")))
 
     def _end(self, message: EndMessage) -> None:
         request_id = self._id_of.get(message.handle)
@@ -202,34 +198,48 @@ class EngineWorker:
 
     def _embed(self, message: EmbedMessage) -> None:
         try:
-            self._engine.embed(EmbeddingRequest(request_id=message.request_id, token_ids=int32_ids(message.token_ids)))
+            self._engine.embed(message.request)
         except RequestError as error:
-            self._send(RefusedMessage(request_id=message.request_id, fault=fault_of(error)))
+            self._send(StepOutputs(refused=((message.request.request_id, error),)))
 
     def _step(self) -> None:
         deltas = self._engine.step() if self._engine.has_work else _NO_DELTAS
         if self._ended:
             deltas = attrs.evolve(deltas, finished=(*self._ended, *deltas.finished))
             self._ended = []
-        if deltas.finished:
-            deltas = self._without_refused(deltas)
-        if len(deltas.slots) or deltas.finished or deltas.prompt_logprobs or deltas.embeddings:
-            for message in prompt_messages(deltas, self._handle_of_slot):
-                self._send(message)
-            handles = [self._handle_of.pop(finished.request_id) for finished in deltas.finished]
-            self._send(step_message(deltas, self._handle_of_slot, handles))
-            for handle in handles:
-                del self._id_of[handle]
+        outputs = step_outputs(deltas, self._handle_of_slot[deltas.slots])
+        if outputs.finished or outputs.refused or outputs.prompt_logprobs or outputs.embeddings:
+            for entries in self._prompt_logprobs(outputs.prompt_logprobs):
+                self._send(StepOutputs(prompt_logprobs=entries))
+            outputs = self._with_ends(outputs)
+        elif not outputs.slots:
+            return
+        self._send(outputs)
 
-    def _without_refused(self, deltas: TokenDeltas) -> TokenDeltas:
-        """Send the refusals of requests that were queued first, and return the other outputs."""
-        refused = [(finished, refusal) for finished in deltas.finished if (refusal := finished.refusal) is not None]
-        for finished, refusal in refused:
-            del self._id_of[self._handle_of.pop(finished.request_id)]
-            self._send(RefusedMessage(request_id=finished.request_id, fault=fault_of(refusal)))
-        if not refused:
-            return deltas
-        return attrs.evolve(deltas, finished=tuple(one for one in deltas.finished if one.refusal is None))
+    def _with_ends(self, outputs: StepOutputs) -> StepOutputs:
+        """Return outputs in which something ends as they are sent: by handles, and without log-probabilities of prompts.
+
+        A slot may have been given to another already: the handles of what has ended are found by name.
+        """
+        gone = [self._handle_of.pop(one.request_id) for one in outputs.finished]
+        for handle in (*gone, *(self._handle_of.pop(request_id) for request_id, _ in outputs.refused)):
+            del self._id_of[handle]
+        return msgspec.structs.replace(
+            outputs,
+            finished=tuple(
+                attrs.evolve(one, slot=handle, error=readable(one.error))
+                for one, handle in zip(outputs.finished, gone, strict=True)
+            ),
+            embeddings=tuple(attrs.evolve(one, error=readable(one.error)) for one in outputs.embeddings),
+            prompt_logprobs=(),
+        )
+
+    def _prompt_logprobs(self, entries: tuple[TokenLogprobs, ...]) -> Iterator[tuple[TokenLogprobs, ...]]:
+        """Yield log-probabilities of prompts by handle, in parts: a client takes other messages between two of them."""
+        handles = self._handle_of_slot
+        for start in range(0, len(entries), _MAX_ENTRIES):
+            part = entries[start : start + _MAX_ENTRIES]
+            yield tuple([msgspec.structs.replace(one, index=int(handles[one.index])) for one in part])
 
     def _send(self, message: WorkerMessage) -> None:
         self._channel.send(encode(message), while_waiting=self._wait_for_room)
@@ -238,3 +248,9 @@ class EngineWorker:
         """Record that the client does not receive, so that the stall watch does not blame the engine."""
         ACTIVITY.begin(EnginePhase.SENDING)
         return self._beat_s
+
+
+def _cut(load: EngineLoad) -> EngineLoad:
+    """Return a load with hashes as long as a router needs them. Pure."""
+    added, removed = (tuple([one[:HASH_BYTES] for one in hashes]) for hashes in (load.added, load.removed))
+    return attrs.evolve(load, added=added, removed=removed)

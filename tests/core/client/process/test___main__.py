@@ -4,8 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trencadis.client.process.messages import StartMessage, encode
+from trencadis.client.process.messages import StartMessage
 from trencadis.client.process.process import LENGTH
+from trencadis.client.process.wire import encode
 
 
 def test_without_a_parent_that_speaks_it_ends_at_once_and_says_nothing() -> None:

@@ -11,10 +11,9 @@ from trencadis.client.process.messages import (
     CloseMessage,
     GetMetricsMessage,
     MetricsMessage,
-    decode_client_message,
-    encode,
 )
 from trencadis.client.process.transport import Transport
+from trencadis.client.process.wire import decode_client_message, encode
 from trencadis.errors import EngineEndedError
 
 

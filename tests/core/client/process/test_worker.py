@@ -4,15 +4,28 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+import msgspec
 import numpy as np
 import pytest
 
 from support.eventually import eventually
 from trencadis.activity import ACTIVITY, ActivityView, EnginePhase
+from trencadis.client.engine_client import StepOutputs
 from trencadis.client.process.messages import AddMessage, CloseMessage, MetricsMessage
+from trencadis.client.process.wire import encode
 from trencadis.client.process.worker import LOAD_S, EngineWorker
 from trencadis.clock import SimulatedClock
-from trencadis.records import FinishReason, Request, SamplingParams
+from trencadis.records import (
+    Embedding,
+    FinishedSequence,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenDeltas,
+    TokenLogprobs,
+)
+from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import fake_text
 
 PROMPT = (5, 6, 7)
@@ -36,7 +49,7 @@ def test_tokens_come_under_the_transfer_id_of_their_request(open_line: Callable[
 
 
 def test_more_requests_than_the_table_of_slots_has_at_first(open_line: Callable[..., Any]) -> None:
-    line = open_line()
+    line = open_line(high_water_mark=512)
     for number in range(300):
         line.client.add(request(str(number), 1))
     ended = {finished.request_id for deltas in line.settle() for finished in deltas.finished}
@@ -45,16 +58,11 @@ def test_more_requests_than_the_table_of_slots_has_at_first(open_line: Callable[
 
 def test_an_impossible_request_is_refused_and_the_host_goes_on(open_line: Callable[..., Any]) -> None:
     line = open_line()
-    # What a client of ours never sends: parameters that cannot be.
-    line.transport.send(
-        AddMessage(
-            handle=7,
-            request_id="bad",
-            prompt_token_ids=b"\5\0\0\0",
-            params={"top_p": 9.0},
-            terms={},
-        )
-    )
+    # What a client of ours never sends: parameters that cannot be, and fields of another type.
+    for params in ({"top_p": 9.0}, {"top_p": "high"}, []):
+        table = {"request_id": "bad", "prompt_token_ids": [5], "params": params}
+        data = msgspec.Raw(msgspec.msgpack.encode(table))
+        line.transport.send(AddMessage(handle=7, request_id="bad", request=data))
     line.client.add(request("good"))
     assert [end.finish_reason for deltas in line.settle() for end in deltas.finished] == [FinishReason.LENGTH]
     assert line.worker.num_live == 0
@@ -141,3 +149,78 @@ def test_without_a_clock_no_load_is_sent(open_line: Callable[..., Any]) -> None:
     line.client.add(request("a"))
     line.settle()
     assert loads == []
+
+
+class Scripted:
+    """Gives a request a slot, and its only step the outputs, that a test wants."""
+
+    model = make_engine().model
+    max_model_len, plan_hash, hashing = 1024, "x", None
+
+    def __init__(self, slots: tuple[int, ...], deltas: TokenDeltas) -> None:
+        self.slots, self.steps = list(slots), [deltas]
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.steps) and not self.slots
+
+    def add(self, _: Request) -> int:
+        return self.slots.pop(0)
+
+    def step(self) -> TokenDeltas:
+        return self.steps.pop()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def outputs_of(open_line: Callable[..., Any], slots: tuple[int, ...], deltas: TokenDeltas) -> list[StepOutputs]:
+    """What the client of an engine is given for a step; its requests are named a, b, c ..."""
+    line = open_line(engine=Scripted(slots, deltas))
+    for name, _ in zip("abcdef", slots, strict=False):
+        line.client.add(request(name))
+    eventually(lambda: line.worker.turn() and not line.engine.steps)
+    outputs = []
+    while not outputs or outputs[-1].slots or outputs[-1].prompt_logprobs:
+        outputs.append(line.client.step(timeout_s=0.2))
+    return outputs[:-1]
+
+
+ENTRY = TokenLogprobs(
+    index=1, position=9, token_id=5, logprob=-0.5, rank=2, top_token_ids=(7, 5), top_logprobs=(-0.1, -0.5)
+)
+
+
+def test_a_step_arrives_with_handles_for_slots_also_of_a_slot_that_was_given_to_another(
+    open_line: Callable[..., Any],
+) -> None:
+    finished = FinishedSequence(
+        request_id="a", slot=4, token_ids=np.array([5, 6], np.int32), finish_reason=FinishReason.ERROR, num_prompt_tokens=3,
+        error="x \ud800",
+    )  # fmt: skip
+    embedding = Embedding(request_id="e", vector=np.array([0.25, -1], np.float32), num_tokens=4)
+    deltas = TokenDeltas(
+        slots=np.array([2, 4], np.int32),
+        num_tokens=np.array([2, 1], np.int32),
+        token_ids=np.array([5, 6, 7], np.int32),
+        finished=(finished,),
+        logprobs=(ENTRY,),
+        prompt_logprobs=(msgspec.structs.replace(ENTRY, index=2),),
+        embeddings=(embedding,),
+    )
+    first, second = outputs_of(open_line, (4, 2, 4), deltas)
+    assert first == StepOutputs(prompt_logprobs=(ENTRY,), slots=[], num_tokens=[], token_ids=[])
+    assert second.slots == [1, 2]
+    assert (second.num_tokens, second.token_ids) == ([2, 1], [5, 6, 7])
+    assert second.finished == (attrs.evolve(finished, slot=0, error="x \\ud800"),)
+    assert (second.logprobs, second.prompt_logprobs, second.embeddings) == ((ENTRY,), (), (embedding,))
+
+
+def test_log_probabilities_of_a_long_prompt_are_many_messages_none_of_them_long(open_line: Callable[..., Any]) -> None:
+    entry = msgspec.structs.replace(ENTRY, index=3, top_token_ids=(7,) * 50, top_logprobs=(-0.1,) * 50)
+    entries = tuple(msgspec.structs.replace(entry, position=position) for position in range(1, 1000))
+    deltas = TokenDeltas(slots=EMPTY, num_tokens=EMPTY, token_ids=EMPTY, prompt_logprobs=entries)
+    outputs = outputs_of(open_line, (3,), deltas)
+    assert max(len(encode(one)) for one in outputs) < 2**17
+    arrived = [one for some in outputs for one in some.prompt_logprobs]
+    assert [(one.index, one.position) for one in arrived] == [(0, position) for position in range(1, 1000)]
