@@ -138,11 +138,11 @@ class ClientRequest:
             outputs=outputs,
             finished=finished,
             prompt_logprobs=self._sorted_prompt_logprobs,
-            num_cached_tokens=completions[0].num_cached_tokens,
+            num_cached_tokens=completions[0].ended.num_cached_tokens,
             error=failed[0] if failed else "",
             num_discarded_tokens=num_discarded,
-            transfer_params=completions[0].transfer_params,
-            num_approximate_tokens=max([one.num_approximate_tokens for one in completions]),
+            transfer_params=completions[0].ended.transfer_params,
+            num_approximate_tokens=max([one.ended.num_approximate_tokens for one in completions]),
         )
 
     def _chosen(self, outputs: tuple[CompletionOutput, ...]) -> tuple[CompletionOutput, ...]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Iterator, Sequence
+from typing import overload
 
 import msgspec
+import numpy as np
 
 from trencadis.errors import RequestError
 from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, TokenLogprobs
 from trencadis.text import Detokenizer, StopChecker, Tokenizer
 
 __all__ = ["Completion", "TokenPrefix"]
+
+_RUNNING = FinishedSequence(
+    request_id="", slot=-1, token_ids=np.empty(0, np.int32), finish_reason=FinishReason.ABORT, num_prompt_tokens=0
+)
 
 
 class Completion:
@@ -30,9 +35,7 @@ class Completion:
         slot: In the engine; -1 before the engine has the request.
         finish_reason: None while it runs.
         error: Why the completion failed, or empty; a tokenizer that fails on its tokens fails the completion alone.
-        num_cached_tokens: Known at the end.
-        transfer_params: Known at the end.
-        num_approximate_tokens: Known at the end.
+        ended: The sequence that left the engine, whose facts an output may have; until then one without any.
     """
 
     __slots__ = (
@@ -44,14 +47,12 @@ class Completion:
         "_stops",
         "_text",
         "_token_ids",
+        "ended",
         "error",
         "finish_reason",
         "is_watched",
-        "num_approximate_tokens",
-        "num_cached_tokens",
         "request_id",
         "slot",
-        "transfer_params",
     )
 
     def __init__(self, request: Request, *, index: int, tokenizer: Tokenizer, streams: bool) -> None:
@@ -60,8 +61,7 @@ class Completion:
         self.slot = -1
         self.finish_reason: FinishReason | None = None
         self.error = ""
-        self.num_cached_tokens = self.num_approximate_tokens = 0
-        self.transfer_params: Mapping[str, Any] | None = None
+        self.ended = _RUNNING
         self.is_watched = streams or bool(params.stop)
         self._index = index
         self._params = params
@@ -121,8 +121,7 @@ class Completion:
         # An end of the model's own is no news to a client; a token that it has named is.
         self.finish_reason = finished.finish_reason
         self._stop_reason = stop_token if stop_token in self._params.stop_token_ids else None
-        self.num_cached_tokens = finished.num_cached_tokens
-        self.transfer_params, self.num_approximate_tokens = finished.transfer_params, finished.num_approximate_tokens
+        self.ended = finished
         if self.error:
             self.finish_reason, self._stop_reason = FinishReason.ERROR, None
         elif self._stops is not None and self._stops.matched is not None:

@@ -30,7 +30,7 @@ def test_an_unwatched_completion_takes_everything_at_its_end(tokenizer: Tokenize
     output = completion.output()
     assert (output.index, output.text, output.token_ids) == (2, " one two", tuple(ids))
     assert (output.finish_reason, output.stop_reason) == (FinishReason.LENGTH, None)
-    assert completion.num_cached_tokens == 4
+    assert completion.ended.num_cached_tokens == 4
 
 
 def test_a_stream_shows_text_while_it_runs(tokenizer: Tokenizer) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from trencadis.client.process.channel import Channel, WakeUpFile
 from trencadis.client.process.messages import ClientMessage, CloseMessage, WorkerMessage
-from trencadis.client.process.wire import encode, worker_message_decoder
+from trencadis.client.process.wire import decode_worker_message, encode
 from trencadis.clock import Clock
 from trencadis.errors import EngineEndedError
 
@@ -74,7 +74,6 @@ class Transport:
         self._channel = channel
         self._peer = peer
         self._clock = clock
-        self._decode = worker_message_decoder()
         self._rest: deque[bytes] = deque()
         self._is_interrupted = False
         self._wake_up = WakeUpFile()
@@ -148,7 +147,7 @@ class Transport:
             self._rest += data
             data = self._next_portion()
         try:
-            return list(map(self._decode, data))
+            return list(map(decode_worker_message, data))
         except msgspec.DecodeError as error:
             self.fail(f"the engine's process sent a message that cannot be read: {error}.")
 

@@ -29,75 +29,9 @@ __all__ = [
     "decode_worker_message",
     "encode",
     "readable",
-    "worker_message_decoder",
 ]
 
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8")}
-
-
-def encode(message: Message | StepOutputs | Request) -> bytes:
-    """Return a message, or the request in one, as bytes. Pure.
-
-    Only the outputs of a step may hold arrays, each a field of a record that declares its type.
-
-    Raises:
-        InvalidRequestError: A value cannot be encoded, such as a whole number beyond 64 bits. It belongs to the request, or the
-            answer, whose message this is; ``field`` names it.
-    """
-    try:
-        return _encoder(_array_or_plain if type(message) is StepOutputs else _plain).encode(message)
-    except (OverflowError, TypeError, ValueError, RecursionError) as error:
-        raise _refusal(message, error) from None
-
-
-def decode_start(data: bytes) -> StartMessage:
-    """Decode the first message. Pure.
-
-    Raises:
-        msgspec.DecodeError: It is no such message; also the others.
-    """
-    message: StartMessage = _decoder(StartMessage).decode(data)
-    return message
-
-
-def decode_client_message(data: bytes) -> ClientMessage:
-    """Decode a message of the client. Pure."""
-    message: ClientMessage = _decoder(ClientMessage).decode(data)
-    return message
-
-
-def decode_request(data: bytes | msgspec.Raw) -> Request:
-    """Decode the request of an ``AddMessage``. Pure.
-
-    Raises:
-        InvalidRequestError: It is none, or holds a value that no client could have given.
-    """
-    try:
-        request: Request = _decoder(Request).decode(data)
-    except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"the request cannot be read: {error}.") from None
-    return request
-
-
-def decode_worker_message(data: bytes) -> WorkerMessage:
-    """Decode a message of the worker. Pure."""
-    return worker_message_decoder()(data)
-
-
-def worker_message_decoder() -> Callable[[bytes], WorkerMessage]:
-    """Return :func:`decode_worker_message` without a function around it, for every step."""
-    decode: Callable[[bytes], WorkerMessage] = _decoder(WorkerMessage).decode
-    return decode
-
-
-@functools.cache
-def _encoder(hook: Callable[[Any], Any]) -> msgspec.msgpack.Encoder:
-    return msgspec.msgpack.Encoder(enc_hook=hook)
-
-
-@functools.cache
-def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind, dec_hook=_decoded)
 
 
 # ------------------------------------------------------------------------------------------------------------- hooks
@@ -187,6 +121,49 @@ def _error_of(fault: _Fault, least: type[TrencadisError]) -> TrencadisError:
 def readable(text: str) -> str:
     r"""Return a text that UTF-8 can hold: half a surrogate pair is written as ``\ud800``. Pure."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+def _decoder(kind: Any) -> Callable[[bytes | msgspec.Raw], Any]:
+    return msgspec.msgpack.Decoder(kind, dec_hook=_decoded).decode
+
+
+_encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_encode_outputs: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_array_or_plain).encode
+_decode_request: Callable[[bytes | msgspec.Raw], Request] = _decoder(Request)
+# Each raises msgspec.DecodeError for what is no such message. They are called for every step, without a function around them.
+decode_start: Callable[[bytes], StartMessage] = _decoder(StartMessage)
+decode_client_message: Callable[[bytes], ClientMessage] = _decoder(ClientMessage)
+decode_worker_message: Callable[[bytes], WorkerMessage] = _decoder(WorkerMessage)
+
+
+def encode(message: Message | StepOutputs | Request) -> bytes:
+    """Return a message, or the request in one, as bytes. Pure.
+
+    Only the outputs of a step may hold arrays, each a field of a record that declares its type.
+
+    Raises:
+        InvalidRequestError: A value cannot be encoded, such as a whole number beyond 64 bits. It belongs to the request, or the
+            answer, whose message this is; ``field`` names it.
+    """
+    try:
+        return _encode_outputs(message) if type(message) is StepOutputs else _encode(message)
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise _refusal(message, error) from None
+
+
+def decode_request(data: bytes | msgspec.Raw) -> Request:
+    """Decode the request of an ``AddMessage``. Pure.
+
+    Raises:
+        InvalidRequestError: It is none, or holds a value that no client could have given.
+    """
+    try:
+        return _decode_request(data)
+    except msgspec.DecodeError as error:
+        raise InvalidRequestError(f"the request cannot be read: {error}.") from None
 
 
 def _refusal(message: Any, error: Exception) -> InvalidRequestError:

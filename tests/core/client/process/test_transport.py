@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from trencadis.client.process.messages import (
@@ -50,6 +51,15 @@ def test_last_words_are_read_before_the_end(open_line: Callable[..., Any]) -> No
     assert line.transport.wait() == [MetricsMessage(text="last")]
     with pytest.raises(EngineEndedError, match="ended in a test"):
         line.transport.wait()
+
+
+def test_a_message_that_cannot_be_read_ends_the_connection_in_words(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    line.far.send(msgspec.msgpack.encode(["MetricsMessage", 5]))
+    with pytest.raises(EngineEndedError, match=r"sent a message that cannot be read: Expected `str`, got `int`"):
+        line.transport.wait(10)
+    with pytest.raises(EngineEndedError, match="cannot be read"):
+        line.transport.check()
 
 
 def test_the_end_is_heard_while_sending(open_line: Callable[..., Any]) -> None:
