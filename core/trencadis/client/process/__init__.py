@@ -2,7 +2,7 @@
 
     Frontend ─▶ RemoteEngineClient ══ ipc socket ══▶ EngineWorker ─▶ Engine        (``python -m trencadis.client.process``)
                      │    ▲                              │
-                     │    └── StepMessage, one per step ─┘
+                     │    └── StepOutputs, one per step ─┘
                      └── EngineProcess: starts the process, reports its end, kills it when it hangs
 
 Imported only where ``[engine] placement`` is ``process``; this package imports nothing.
