@@ -74,7 +74,6 @@ REQUESTS = st.builds(
     tenant=st.text(),
     cache_salt=st.text(),
     weight=st.none() | st.floats(0.01, 100),
-    adapter=st.text(),
     transfer_params=st.none() | TABLES,
     ttft_target_s=st.just(float("inf")) | st.floats(0.001, 60),
     tpot_target_s=st.just(float("inf")) | st.floats(0.001, 60),
