@@ -116,7 +116,8 @@ def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses], *, min_probabi
 def _best_logprobs(guesses: Guesses) -> npt.NDArray[np.float32]:
     """Return the log-probability of the most likely token of each logits row, ``[L]``."""
     assert guesses.top is not None, "kept where drafts may end early"
-    best: npt.NDArray[np.float32] = guesses.top[0].cpu().numpy()[:, 0]  # cut on the host: a device that compiles would compile that
+    # Cut on the host: a device that compiles would compile that as well.
+    best: npt.NDArray[np.float32] = guesses.top[0].cpu().numpy()[:, 0]
     return best
 
 
