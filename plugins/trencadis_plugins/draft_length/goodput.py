@@ -204,7 +204,7 @@ class Goodput(DraftLength):
         self._since = self._num_steps
 
     def _without_drafts(self, view: LengthView) -> Int32Array:
-        """Return no drafts, until just before the next trial: what that is compared with is measured first."""
+        """Return no drafts, until a few steps before the next trial: they measure what a step without drafts takes."""
         self._last_plain = self._num_steps
         self._rest = max(0, self._due - self._num_steps - 1 - _NUM_PLAIN_STEPS)
         return self._asking(view, np.zeros(len(view.slots), np.int32))

@@ -82,7 +82,7 @@ def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses], *, min_probabi
 
     Args:
         asked: The sequences.
-        taken: What was chosen, with the most likely token of each logits row unless ``min_probability`` is 0.
+        taken: Outputs of the draft model; each keeps the most likely token of its logits rows unless ``min_probability`` is 0.
         min_probability: Greedy drafts end before the first that is less probable.
 
     Raises:

@@ -102,7 +102,9 @@ class Drafting:
         self._start_s = 0.0
         self._num_rests = 0
         self._rests = False
-        self._standing: tuple[Int32Array, Int32Array] | None = None  # slots and their lengths; None: no drafts
+        self._standing: tuple[bytes, Int32Array] | None = (
+            None  # residencies of sequences and their lengths; None: no drafts
+        )
         self._told = (-1, 0.0)  # the last step that was verified, and when
         self._state = state
         self._padded_tokens = padded_tokens or (lambda num_sequences, query_len: num_sequences * query_len)
@@ -263,7 +265,7 @@ class Drafting:
         num_running, slots, most = len(slots), slots[may], most[may].astype(np.int32)
         if not slots.size:
             return _EMPTY, _EMPTY
-        if self._rests and self._standing is not None and self._standing[0].tobytes() == slots.tobytes():
+        if self._rests and self._standing is not None and self._standing[0] == table.epoch[slots].tobytes():
             chosen = np.minimum(self._standing[1], most)
         else:
             chosen = self._choose(slots, most, num_running)
@@ -286,7 +288,7 @@ class Drafting:
         chosen = self._length.guarded("choose", lambda length: length.choose(view), lambda chosen: _fault(chosen, view))
         self._num_rests = self._length.guarded("rest", lambda length: length.rest(), _rest_fault)
         chosen = chosen.astype(np.int32)
-        self._standing = (slots, chosen) if chosen.any() else None
+        self._standing = (view.epochs.tobytes(), chosen) if chosen.any() else None
         return chosen
 
     def _allowed(self, slots: Int32Array) -> Int32Array:

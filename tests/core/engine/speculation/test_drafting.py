@@ -279,6 +279,27 @@ def test_a_draft_length_that_rests_is_neither_asked_nor_told(steps: int) -> None
     assert [int(step.num_drafts[0]) for step in told.steps][:3] == [0, 0, 3]
 
 
+class Standing(Told):
+    """Chooses once for as long as the same sequences decode."""
+
+    def rest(self) -> int:
+        return 1 << 30
+
+
+def test_lengths_stand_for_the_same_sequences_and_not_for_the_next_one_in_a_slot() -> None:
+    told = Standing()
+    engine, executor = recorded(right, draft_length=told)
+    slots, most = [], []
+    for name, limit in (("a", 1), ("b", None)):
+        executor.steps.clear()
+        slots.append(engine.add(request(name, max_tokens=20, max_draft_tokens=limit)))
+        assert drain(engine)[name].token_ids.tolist() == fake_text(PROMPT, 20, eos=-1)
+        most.append(max(drafts for step in executor.steps for _, _, drafts in step))
+    assert slots[0] == slots[1], "the second one takes the first one's slot"
+    assert most == [1, 3]
+    assert (len(told.views), len(told.steps)) == (2, 2)
+
+
 @pytest.mark.parametrize("steps", [-1, 2.0, None])
 def test_a_rest_that_is_no_number_of_steps_ends_speculation(steps: Any) -> None:
     engine, executor = recorded(right, draft_length=Resting(steps))
