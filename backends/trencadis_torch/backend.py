@@ -98,7 +98,8 @@ from trencadis_torch.runner import PassRunner
 from trencadis_torch.verify import MatchingPrefix
 
 if TYPE_CHECKING:
-    from trencadis_torch.heads.drafter import Head, HeadDrafter
+    from trencadis_torch.heads.contract import Head
+    from trencadis_torch.heads.drafter import HeadDrafter
     from trencadis_torch.parallel.data_attention import OwnBlocks
     from trencadis_torch.parallel.share import Share
 

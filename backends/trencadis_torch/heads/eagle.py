@@ -22,7 +22,7 @@ from torch.nn import functional
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.heads.checkpoint import HeadFiles
-from trencadis_torch.heads.drafter import Attend
+from trencadis_torch.heads.contract import Attend
 from trencadis_torch.heads.loop import HeadParts, draft_loop
 from trencadis_torch.linear.heads import Heads
 from trencadis_torch.linear.held import FloatWeight

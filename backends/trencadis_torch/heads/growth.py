@@ -9,7 +9,7 @@ KV key-value heads, D head dimension, V draft vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,7 @@ from torch.nn import functional
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.device import to_device
-
-if TYPE_CHECKING:
-    from trencadis_torch.heads.drafter import Head
+from trencadis_torch.heads.contract import Head
 
 __all__ = ["Growth"]
 

@@ -9,7 +9,7 @@ import torch
 
 from trencadis.errors import ConfigValueError, ModelLoadError
 from trencadis_torch.heads.checkpoint import read_head
-from trencadis_torch.heads.drafter import Head
+from trencadis_torch.heads.contract import Head
 from trencadis_torch.heads.eagle import Eagle
 from trencadis_torch.heads.mtp import MTP, load_mtp
 from trencadis_torch.linear.native import Native

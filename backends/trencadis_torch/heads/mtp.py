@@ -23,7 +23,7 @@ from trencadis.errors import ModelLoadError
 from trencadis_torch.attention import adapter
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer
-from trencadis_torch.heads.drafter import Attend
+from trencadis_torch.heads.contract import Attend
 from trencadis_torch.linear.formats.choose import open_source
 from trencadis_torch.linear.formats.source import WeightSource
 from trencadis_torch.loading.layerwise import are_equal
