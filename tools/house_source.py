@@ -103,9 +103,9 @@ def num_lines(files: Iterable[Path]) -> int:
 
 
 def import_graph(*roots: Path) -> dict[str, set[str]]:
-    """Return what each module imports of the others, late imports included.
+    """Return what each module imports of the others, late imports and those for type checkers alone included.
 
-    What stands under ``if TYPE_CHECKING`` is left out. ``from a import b`` is an import of the module ``a.b`` if there is one, else of ``a``.
+    ``from a import b`` is an import of the module ``a.b`` if there is one, else of ``a``.
 
     Args:
         roots: Folders that hold top-level packages.
@@ -120,7 +120,7 @@ def import_graph(*roots: Path) -> dict[str, set[str]]:
 
 def _imports(name: str, file: Path, modules: Mapping[str, Path]) -> Iterator[str]:
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    for node in _run(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom):
@@ -132,18 +132,6 @@ def _imports(name: str, file: Path, modules: Mapping[str, Path]) -> Iterator[str
                 full = f"{base}.{alias.name}"
                 if full in modules or base in modules:
                     yield full if full in modules else base
-
-
-def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run: all but those that a type checker alone reads."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":
-            for other in node.orelse:
-                yield other
-                yield from _run(other)
-            continue
-        yield node
-        yield from _run(node)
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:

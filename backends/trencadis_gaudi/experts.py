@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from trencadis.errors import ModelLoadError
 from trencadis_gaudi.fused.agreement import drawn, why_wrong
 from trencadis_gaudi.fused.meanings import mixture_of_experts
-from trencadis_gaudi.kernels import EXPERTS, refuse
+from trencadis_gaudi.kernels import EXPERTS, ExpertsKernel, refuse
 
-__all__ = ["ExpertsKernel", "dense_experts", "kernel_experts", "use_experts"]
+__all__ = ["dense_experts", "kernel_experts", "use_experts"]
 
 _DENSE, _KERNEL = "trencadis_dense", "trencadis_mixture"
 _ACTIVATIONS = ("silu", "gelu", "relu")
@@ -32,37 +32,6 @@ _BY_DATA = ("DbrxExperts", "JetMoeParallelExperts")
 """Classes of experts that transformers 5.24 can only run with shapes that depend on the routing."""
 _AT_ONCE = 8
 """Experts in one matrix product; more would only need more memory for results."""
-
-
-class ExpertsKernel(Protocol):
-    """``torch.ops.hpu.mixture_of_experts.fused_weights``, bridge 1.19."""
-
-    def __call__(
-        self,
-        hidden_states: torch.Tensor,
-        expert_routing_table: torch.Tensor,
-        router_weights: torch.Tensor,
-        w12: list[torch.Tensor],
-        w3: list[torch.Tensor],
-        permuted_weights: bool,
-        activation: str,
-        experts_min: int,
-        experts_max: int,
-    ) -> torch.Tensor:
-        """Return ``[T, H]``.
-
-        Args:
-            hidden_states: Hidden states, ``[T, H]``.
-            expert_routing_table: Experts of each token, int64 ``[T, K]``.
-            router_weights: Routing weights of these experts, ``[T, K]``, in the type of the hidden states.
-            w12: Gate and up projection of each expert, gate first: ``[2·I, H]``, or ``[H, 2·I]`` if not permuted.
-            w3: Down projection of each expert, ``[H, I]``, or ``[I, H]`` if not permuted.
-            permuted_weights: Whether ``w12`` and ``w3`` have the output dimension first.
-            activation: Activation function: ``silu``, ``gelu`` or ``relu``.
-            experts_min: Index of the first expert.
-            experts_max: Index of the last expert.
-        """
-        ...
 
 
 def use_experts(model: Any, find_kernel: Callable[[], ExpertsKernel | None], device: torch.device) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Table of the vendor's fused kernels: module, first release, model parts, and fallback.
+"""Table of the vendor's fused kernels: module, first release, model parts, and fallback; signatures of those that replace modules.
 
 Kernels are looked up here. A kernel that the installed software lacks gives one warning, in the vendor plugin's words, and the fallback. An
 existing kernel is used for a module only if it computes the same (``fused``, ``experts.py`` and ``attention``).
@@ -7,6 +7,8 @@ Sources: gaudi-pytorch-bridge 1.19.0 (5a56187), the oldest release that this bac
 operators, ``habana_eager/eager_custom_op_register.cpp`` and ``scripts/hpu_op.yaml``. In use with 1.24.1: vllm-gaudi 091bbadd,
 ``extension/kernels.py``, ``ops/hpu_layernorm.py``, ``ops/hpu_rotary_embedding.py``, ``ops/hpu_fused_moe.py``. No torch at import: the
 command line reads the table.
+Shapes: T tokens, B sequences; of rotary embeddings H heads, R rotated dimensions; of experts H hidden size, K experts of a token, I
+intermediate size.
 """
 
 from __future__ import annotations
@@ -14,21 +16,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 
 from trencadis_gaudi.config import GaudiConfig
 
 if TYPE_CHECKING:
-    from trencadis_gaudi.attention.fused_sdpa import FusedSDPA
-    from trencadis_gaudi.experts import ExpertsKernel
-    from trencadis_gaudi.fused.norm import NormKernel
-    from trencadis_gaudi.fused.rotary import Mode, RotaryKernel
+    import torch
 
-__all__ = ["EXPERTS", "KERNELS", "NORM", "ROTARY", "SDPA", "Kernels", "VendorKernel", "refuse"]
+    from trencadis_gaudi.attention.fused_sdpa import FusedSDPA
+
+__all__ = [
+    "EXPERTS",
+    "KERNELS",
+    "NORM",
+    "ROTARY",
+    "SDPA",
+    "ExpertsKernel",
+    "Kernels",
+    "Mode",
+    "NormKernel",
+    "RotaryKernel",
+    "VendorKernel",
+    "refuse",
+]
 
 logger = logging.getLogger("trencadis.gaudi")
+
+Mode = Literal["BLOCKWISE", "PAIRWISE"]
 
 
 @attrs.frozen(kw_only=True)
@@ -89,6 +105,59 @@ EXPERTS = VendorKernel(
 
 KERNELS = (SDPA, NORM, ROTARY, EXPERTS)
 """All kernels of the table."""
+
+
+class NormKernel(Protocol):
+    """``FusedRMSNorm.apply`` of ``habana_frameworks.torch.hpex.normalization``, bridge 1.19, up to the last argument in use."""
+
+    def __call__(self, data_in: torch.Tensor, gamma: torch.Tensor, eps: float, /) -> torch.Tensor:
+        """Return the norm of an input with three or more dimensions; float32 if the types of input and gamma differ."""
+        ...
+
+
+class RotaryKernel(Protocol):
+    """``apply_rotary_pos_emb`` of ``habana_frameworks.torch.hpex.kernels``, bridge 1.19, in one of its modes."""
+
+    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, /) -> torch.Tensor:
+        """Return the rotated tensor ``[T, B, H, R]``; float32 if any argument is.
+
+        Args:
+            x: Queries or keys, ``[T, B, H, R]``.
+            cos: Cosines, ``[T, B, 1, R]``.
+            sin: Sines, ``[T, B, 1, R]``.
+        """
+        ...
+
+
+class ExpertsKernel(Protocol):
+    """``torch.ops.hpu.mixture_of_experts.fused_weights``, bridge 1.19."""
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        expert_routing_table: torch.Tensor,
+        router_weights: torch.Tensor,
+        w12: list[torch.Tensor],
+        w3: list[torch.Tensor],
+        permuted_weights: bool,
+        activation: str,
+        experts_min: int,
+        experts_max: int,
+    ) -> torch.Tensor:
+        """Return ``[T, H]``.
+
+        Args:
+            hidden_states: Hidden states, ``[T, H]``.
+            expert_routing_table: Experts of each token, int64 ``[T, K]``.
+            router_weights: Routing weights of these experts, ``[T, K]``, in the type of the hidden states.
+            w12: Gate and up projection of each expert, gate first: ``[2·I, H]``, or ``[H, 2·I]`` if not permuted.
+            w3: Down projection of each expert, ``[H, I]``, or ``[I, H]`` if not permuted.
+            permuted_weights: Whether ``w12`` and ``w3`` have the output dimension first.
+            activation: Activation function: ``silu``, ``gelu`` or ``relu``.
+            experts_min: Index of the first expert.
+            experts_max: Index of the last expert.
+        """
+        ...
 
 
 class Kernels:

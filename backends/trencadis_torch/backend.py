@@ -52,16 +52,15 @@ from trencadis.records import (
 from trencadis_torch.attention import adapter, triton_kernels
 from trencadis_torch.attention import native as native_attention
 from trencadis_torch.attention.choice import cache_dtypes, choose_kernel
-from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.blend.blender import make_blender
 from trencadis_torch.cache.host_blocks import HostBlocks
-from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, stored_layers
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKernel, PagedKVCache, stored_layers
 from trencadis_torch.cache.storage import STORED_DTYPES
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import OwnThreads, choose_device, choose_dtype, numbered_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
-from trencadis_torch.graphs.mode import choose_mode
+from trencadis_torch.graphs.choice import choose_mode
 from trencadis_torch.light_imports import import_transformers
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from trencadis.records import Bucket, Pass, Phase
-from trencadis_torch.attention.kernel import AttentionPass, StaticKernel
+from trencadis_torch.attention.adapter import AttentionPass
 from trencadis_torch.attention.padded import PaddedDecode, PaddedKernelPass, PaddedPrefill, StaticKernelPass
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
-from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.cache.kv_cache import PagedKVCache, StaticKernel
 from trencadis_torch.device import to_device
 from trencadis_torch.rows import Rows
 

@@ -15,8 +15,7 @@ import torch
 from trencadis.errors import BackendError
 from trencadis.interfaces import AcceptanceRule, GuessBatch, LayerGate, Sampler
 from trencadis.records import Drafts, Int32Array, Pass, Phase
-from trencadis_torch.attention.adapter import PASS_ARGUMENT
-from trencadis_torch.attention.kernel import AttentionPass
+from trencadis_torch.attention.adapter import PASS_ARGUMENT, AttentionPass
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace

@@ -8,7 +8,7 @@ Shapes: B or S sequences that emit, K most logits rows of one sequence, N most d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -27,10 +27,10 @@ from trencadis.interfaces import (
 from trencadis.records import DraftDistributions, Drafts, Int32Array, Pass, Phase, RowError
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.device import to_device
-from trencadis_torch.parallel.tokens import TokenExchange
+from trencadis_torch.parallel.tokens import Chosen, TokenExchange
 from trencadis_torch.rows import Rows
 
-__all__ = ["Chosen", "Emitted", "SamplePlan", "emit", "MatchingPrefix", "Verified", "verify_drafts"]
+__all__ = ["Emitted", "SamplePlan", "emit", "MatchingPrefix", "Verified", "verify_drafts"]
 
 _MIDDLE = 0.5
 """Where a rule is shown tokens its shares are 0 or 1, and no random number is needed."""
@@ -166,25 +166,6 @@ class Emitted:
     chosen_by: str = "the sampler"
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Chosen:
-    """Tokens of a pass.
-
-    Attributes:
-        token_ids: int64 ``[S', K]``, as in :class:`Emitted`.
-        num_accepted: Drafts of each sequence, int64 ``[S']``; None: there are none.
-        nodes: Those of accepted drafts, int64 ``[S', K - 1]``, where drafts branch.
-        sampled: From the sampler, on the rank that has one.
-        verified: Of drafts, on the same rank.
-    """
-
-    token_ids: torch.Tensor
-    num_accepted: torch.Tensor | None = None
-    nodes: torch.Tensor | None = None
-    sampled: Sampled | None = None
-    verified: Verified | None = None
-
-
 def emit(
     logits: torch.Tensor,
     plan: SamplePlan,
@@ -224,18 +205,18 @@ def emit(
     _write_back(tokens if is_safe else tokens.clamp(0, logits.shape[1] - 1), plan, rows)
     late = None
     if sampled is not None and sampled.late_errors is not None:
-        unread, verified = sampled.late_errors, chosen.verified
+        unread, known = sampled.late_errors, chosen
 
         def late() -> tuple[RowError, ...]:
-            return _located_errors(unread(), plan, one, verified)
+            return _located_errors(unread(), plan, one, known)
 
     return Emitted(
         indices=one.indices[plan.sequences],
         token_ids=tokens,
         num_emitted=None if chosen.num_accepted is None else chosen.num_accepted + 1,
-        logprobs=() if sampled is None else _located(sampled.logprobs, plan, one, chosen.verified),
+        logprobs=() if sampled is None else _located(sampled.logprobs, plan, one, chosen),
         paths=chosen.nodes,
-        row_errors=() if sampled is None else _located_errors(sampled.row_errors, plan, one, chosen.verified),
+        row_errors=() if sampled is None else _located_errors(sampled.row_errors, plan, one, chosen),
         late_errors=late,
         vocab_size=logits.shape[1],
         chosen_by=getattr(sampler, "label", "") or f"the sampler {type(sampler).__name__}",
@@ -326,7 +307,6 @@ def _chosen_after(tokens: torch.Tensor, sampled: Sampled, verified: Verified, pl
         num_accepted=verified.num_accepted,
         nodes=None if plan.trees is None else verified.nodes,
         sampled=sampled,
-        verified=verified,
     )
 
 
@@ -427,18 +407,14 @@ def _steps(plan: SamplePlan) -> Int32Array:
 
 
 def _located(
-    logprobs: tuple[SampledLogprobs, ...], plan: SamplePlan, one: Pass, verified: Verified | None
+    logprobs: tuple[SampledLogprobs, ...], plan: SamplePlan, one: Pass, chosen: Chosen
 ) -> tuple[tuple[int, int, int, SampledLogprobs], ...]:
     if not logprobs:
         return ()
-    if verified is not None and plan.trees is not None:
-        # Log-probabilities are on the host, so their step is done: nothing is waited for.
-        paths = [
-            [0, *path[:count]]
-            for path, count in zip(verified.nodes.tolist(), verified.num_accepted.tolist(), strict=True)
-        ]
-    else:
-        paths = [list(range(int(count))) for count in plan.counts]
+    # Log-probabilities are on the host, so their step is done: nothing is waited for.
+    paths: Sequence[Sequence[int]] = (
+        [range(int(count)) for count in plan.counts] if chosen.nodes is None else _paths(chosen)
+    )
     where = {int(plan.entries[s, node]): (s, k) for s, path in enumerate(paths) for k, node in enumerate(path)}
     found = []
     for entry in logprobs:
@@ -449,20 +425,26 @@ def _located(
     return tuple(found)
 
 
-def _located_errors(
-    errors: tuple[RowError, ...], plan: SamplePlan, one: Pass, verified: Verified | None
-) -> tuple[RowError, ...]:
+def _located_errors(errors: tuple[RowError, ...], plan: SamplePlan, one: Pass, chosen: Chosen) -> tuple[RowError, ...]:
     """Return the errors of logits rows as errors of sequences; errors at drafts that were not reached are left out."""
     if not errors:
         return ()
     by_row = {error.index: error for error in errors}
     found = []
-    for s, sequence in enumerate(plan.sequences.tolist()):
-        nodes = [0] if verified is None else [0, *verified.nodes[s, : int(verified.num_accepted[s])].tolist()]
-        wrong = [by_row[entry] for entry in plan.entries[s, nodes].tolist() if entry in by_row]
+    for sequence, entries, path in zip(plan.sequences.tolist(), plan.entries, _paths(chosen), strict=False):
+        wrong = [by_row[entry] for entry in entries[path].tolist() if entry in by_row]
         if wrong:
             found.append(attrs.evolve(wrong[0], index=int(one.indices[sequence])))
     return tuple(found)
+
+
+def _paths(chosen: Chosen) -> list[list[int]]:
+    """Return the nodes of each of S' sequences: node 0 and its accepted drafts. Waits for the device."""
+    accepted = chosen.num_accepted
+    counts = [0] * len(chosen.token_ids) if accepted is None else accepted.tolist()
+    if chosen.nodes is None:
+        return [list(range(count + 1)) for count in counts]
+    return [[0, *path[:count]] for path, count in zip(chosen.nodes.tolist(), counts, strict=True)]
 
 
 class MatchingPrefix(AcceptanceRule):

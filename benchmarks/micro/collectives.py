@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from trencadis.interfaces import Collective
-from trencadis_plugins.executor.collectives.groups import GroupAddress, create_group, open_group
+from trencadis_plugins.executor.collectives.groups import create_group, open_group
+from trencadis_plugins.executor.collectives.owner import GroupAddress
 
 SIZES = (4096, 65536, 1048576)
 CALLS = {4096: 100, 65536: 50, 1048576: 10}

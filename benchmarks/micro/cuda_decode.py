@@ -29,11 +29,10 @@ from trencadis.interfaces import AllocationPlan
 from trencadis.records import Batch, Bucket, ModelSource, Pass, Phase, TableWrites
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_torch.attention.choice import choose_kernel
-from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.backend import TorchBackend
-from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKernel, PagedKVCache
 from trencadis_torch.config import TorchConfig
 
 BLOCK_SIZE = 16

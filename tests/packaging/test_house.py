@@ -79,20 +79,12 @@ def test_an_import_leads_to_the_module_that_is_named_or_to_the_one_that_has_the_
     assert graph["p.e"] == set(), "another package, whatever its name"
 
 
-def test_what_a_type_checker_alone_reads_is_no_import_and_a_late_import_is_one(tree: Tree):
-    root = tree(
-        {
-            "p/__init__.py": "",
-            "p/a.py": (
-                "import typing\nfrom typing import TYPE_CHECKING\n"
-                "if TYPE_CHECKING:\n    from p import b\nelse:\n    from p import c\n"
-                "if typing.TYPE_CHECKING:\n    from p import d\n"
-                "def late():\n    from p import e\n"
-            ),
-            **{f"p/{name}.py": "" for name in "bcde"},
-        }
+def test_late_imports_and_those_for_type_checkers_count(tree: Tree):
+    text = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p import b\ndef late():\n    from p import c\n"
     )
-    assert import_graph(root)["p.a"] == {"p.c", "p.e"}
+    root = tree({"p/__init__.py": "", "p/a.py": text, "p/b.py": "", "p/c.py": ""})
+    assert import_graph(root)["p.a"] == {"p.b", "p.c"}
 
 
 @pytest.mark.parametrize(
@@ -235,6 +227,12 @@ def test_the_check_fails_if_a_row_is_missed_or_there_is_none(
     rows = [house.Row("figure", (2,), lambda one=one: (one,)) for one in found]
     assert house.check(rows) == status
     assert f"{found.count(3)} of {len(found)} rows are missed." in capsys.readouterr().out
+
+
+def test_a_circle_is_known_if_one_that_is_known_has_all_its_modules(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(house, "KNOWN_CIRCLES", (frozenset("abc"),))
+    assert house.new_circles({"a": ["b"], "b": ["a"], "c": ["a"]}) == []
+    assert house.new_circles({"a": ["b"], "b": ["a", "d"], "d": ["b"]}) == [["a", "b", "d"]]
 
 
 def test_what_traced_nothing_has_no_figures():

@@ -23,7 +23,8 @@ import torch
 from support.devices import DEVICE
 from trencadis.errors import CollectiveError
 from trencadis.interfaces import Collective
-from trencadis_plugins.executor.collectives.groups import GroupAddress, create_group, open_group
+from trencadis_plugins.executor.collectives.groups import create_group, open_group
+from trencadis_plugins.executor.collectives.owner import GroupAddress
 from trencadis_plugins.executor.collectives.segment import Layout, Segment
 
 __all__ = ["RankProcess", "RemoteRank", "open_ranks", "rank_processes"]

@@ -17,7 +17,7 @@ from trencadis_gaudi.experts import dense_experts, kernel_experts
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.fp8.linear import DynamicLinear
 from trencadis_gaudi.fused.meanings import rms_norm, rotary_blockwise, rotary_pairwise
-from trencadis_gaudi.fused.rotary import Mode
+from trencadis_gaudi.kernels import Mode
 from trencadis_torch.cache.kv_cache import AttentionLayer
 
 __all__ = ["cache", "experts", "fp8", "fused_sdpa", "norm", "rotary", "swaps"]

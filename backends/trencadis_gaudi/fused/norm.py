@@ -9,24 +9,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import Counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from trencadis_gaudi.fused.agreement import agrees, drawn, why_wrong
 from trencadis_gaudi.fused.meanings import rms_norm
-from trencadis_gaudi.kernels import NORM, refuse
+from trencadis_gaudi.kernels import NORM, NormKernel, refuse
 
-__all__ = ["FusedNorm", "NormKernel", "fuse_norms"]
-
-
-class NormKernel(Protocol):
-    """``FusedRMSNorm.apply`` of ``habana_frameworks.torch.hpex.normalization``, bridge 1.19, up to the last argument in use."""
-
-    def __call__(self, data_in: torch.Tensor, gamma: torch.Tensor, eps: float, /) -> torch.Tensor:
-        """Return the norm of an input with three or more dimensions; float32 if the types of input and gamma differ."""
-        ...
+__all__ = ["FusedNorm", "fuse_norms"]
 
 
 class FusedNorm(nn.Module):

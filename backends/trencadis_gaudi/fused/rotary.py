@@ -15,36 +15,21 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import attrs
 import torch
 
 from trencadis_gaudi.fused.agreement import drawn, why_wrong
 from trencadis_gaudi.fused.meanings import rotary_blockwise, rotary_pairwise
-from trencadis_gaudi.kernels import ROTARY, refuse
+from trencadis_gaudi.kernels import ROTARY, Mode, RotaryKernel, refuse
 
-__all__ = ["Mode", "RotaryKernel", "RotaryKind", "fuse_rotary", "kind_of"]
+__all__ = ["RotaryKind", "fuse_rotary", "kind_of"]
 
-Mode = Literal["BLOCKWISE", "PAIRWISE"]
 Tables = Literal["whole", "half", "repeated"]
 Types = Literal["given", "restored", "wide"]
 
 _FUNCTION = "apply_rotary_pos_emb"
-
-
-class RotaryKernel(Protocol):
-    """``apply_rotary_pos_emb`` of ``habana_frameworks.torch.hpex.kernels``, bridge 1.19, in one of its modes."""
-
-    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, /) -> torch.Tensor:
-        """Return the rotated tensor ``[T, B, H, R]``; float32 if any argument is.
-
-        Args:
-            x: Queries or keys, ``[T, B, H, R]``.
-            cos: Cosines, ``[T, B, 1, R]``.
-            sin: Sines, ``[T, B, 1, R]``.
-        """
-        ...
 
 
 _MEANINGS: Mapping[Mode, RotaryKernel] = {"BLOCKWISE": rotary_blockwise, "PAIRWISE": rotary_pairwise}

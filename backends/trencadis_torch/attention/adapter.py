@@ -6,20 +6,35 @@ nothing is kept between steps. An implementation without a mask function gets no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from trencadis_torch.attention.kernel import AttentionPass
 from trencadis_torch.attention.options import AttentionOptions
 
-__all__ = ["PAGED", "PASS_ARGUMENT", "paged_attention", "register", "switch"]
+__all__ = ["AttentionPass", "PAGED", "PASS_ARGUMENT", "paged_attention", "register", "switch"]
 
 PAGED = "trencadis_paged"
 """Name of the attention implementation."""
 
 PASS_ARGUMENT = "trencadis_pass"
 """Keyword argument of ``forward`` that carries the pass."""
+
+
+class AttentionPass(Protocol):
+    """The interface that every attention layer of a model calls during a pass."""
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[T, H, Dv]``."""
+        ...
 
 
 def register() -> None:

@@ -14,11 +14,10 @@ import torch
 
 from trencadis.errors import BackendError
 from trencadis_torch.attention import native as native_attention
-from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
-from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKernel, PagedKVCache
 
 __all__ = ["cache_dtypes", "choose_kernel", "prove"]
 

@@ -101,7 +101,7 @@ class NativeAttention:
         query_lens: Int32Array,
         firsts: Int32Array,
     ) -> NativePass:
-        """Return the calls of one pass; see :class:`~trencadis_torch.attention.kernel.PagedKernel`."""
+        """Return the calls of one pass; see :class:`~trencadis_torch.cache.kv_cache.PagedKernel`."""
         return NativePass(self._attend, cache, tables, slots.contiguous(), (rows, starts, query_lens, firsts))
 
     def attend(

@@ -19,10 +19,10 @@ import torch
 
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, Int32Array
-from trencadis_torch.attention.kernel import AttentionPass, KernelPass, StaticKernel
+from trencadis_torch.attention.adapter import AttentionPass
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
-from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.cache.kv_cache import KernelPass, PagedKVCache, StaticKernel
 from trencadis_torch.cache.storage import decode
 from trencadis_torch.device import to_device
 from trencadis_torch.graphs.operators import kernel_attention

@@ -20,11 +20,10 @@ import numpy.typing as npt
 import torch
 
 from trencadis.records import BoolArray, Int32Array
-from trencadis_torch.attention.kernel import KernelPass
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.attention.trees import DraftTrees
-from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.cache.kv_cache import KernelPass, PagedKVCache
 from trencadis_torch.cache.storage import decode
 from trencadis_torch.device import to_device
 

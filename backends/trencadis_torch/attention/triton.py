@@ -147,7 +147,7 @@ class TritonAttention:
         query_lens: Int32Array,
         firsts: Int32Array,
     ) -> TritonPass:
-        """Return the calls of one pass; see :class:`~trencadis_torch.attention.kernel.PagedKernel`."""
+        """Return the calls of one pass; see :class:`~trencadis_torch.cache.kv_cache.PagedKernel`."""
         # Those with few queries first: each kind is one launch.
         is_many = query_lens > FEW
         order = np.argsort(is_many, kind="stable")
@@ -172,7 +172,7 @@ class TritonAttention:
         query_lens: torch.Tensor,
         query_len: int,
     ) -> TritonPass:
-        """Return the calls of a padded pass; see :class:`~trencadis_torch.attention.kernel.StaticKernel`."""
+        """Return the calls of a padded pass; see :class:`~trencadis_torch.cache.kv_cache.StaticKernel`."""
         firsts = torch.arange(len(rows), device=rows.device) * query_len
         sequences = torch.stack([rows, starts, query_lens, firsts], dim=1).int()
         return TritonPass(cache, tables, slots, [(sequences, query_len)], self._num_processors)
@@ -207,7 +207,7 @@ class TritonPass:
         output: torch.Tensor,
         options: AttentionOptions,
     ) -> None:
-        """Store new keys and values, and write outputs; see :class:`~trencadis_torch.attention.kernel.KernelPass`."""
+        """Store new keys and values, and write outputs; see :class:`~trencadis_torch.cache.kv_cache.KernelPass`."""
         cached_keys, cached_values = self._cache.layer(layer_index)
         if cached_keys.dtype is keys.dtype:
             self._store(_dense(keys), _dense(values), self._slots, cached_keys, cached_values)

@@ -12,8 +12,7 @@ import attrs
 import torch
 
 from trencadis.errors import BackendError
-from trencadis_torch.attention.adapter import PASS_ARGUMENT
-from trencadis_torch.attention.kernel import AttentionPass
+from trencadis_torch.attention.adapter import PASS_ARGUMENT, AttentionPass
 
 __all__ = ["PartialForward", "Walkers"]
 

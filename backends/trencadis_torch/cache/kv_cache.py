@@ -1,4 +1,4 @@
-"""The paged KV cache.
+"""The paged KV cache, and the interface of kernels that attend over it in place, on any device.
 
 Shapes: N blocks, S tokens per block, KV heads, head dimension; a slot is block × S + offset. One block more than asked for,
 the last, takes what padding writes.
@@ -7,7 +7,7 @@ the last, takes what padding writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 import attrs
 import numpy as np
@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from trencadis.errors import OutOfMemoryError
 from trencadis.interfaces import KVBlender, KVPool
-from trencadis.records import KVLayout, KVPart
+from trencadis.records import Int32Array, KVLayout, KVPart
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.host_parts import HostParts
 from trencadis_torch.cache.storage import STORED_DTYPES, encode, stored_dim
 
-if TYPE_CHECKING:
-    from trencadis_torch.attention.kernel import PagedKernel
-
-__all__ = ["AttentionLayer", "PagedKVCache", "stored_layers"]
+__all__ = ["AttentionLayer", "KernelPass", "PagedKVCache", "PagedKernel", "StaticKernel", "stored_layers"]
 
 
 @attrs.frozen(kw_only=True)
@@ -284,6 +282,97 @@ class PagedKVCache(KVPool):
         """
         for cache, content in zip(self.parts, contents, strict=True):
             cache.index_copy_(0, blocks, content)
+
+
+class KernelPass(Protocol):
+    """The calls of one pass, one for each layer."""
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        output: torch.Tensor,
+        options: AttentionOptions,
+    ) -> None:
+        """Store new keys and values of all tokens, and write attention outputs of the sequences that attend.
+
+        Args:
+            layer_index: The module's ``layer_idx``.
+            query: ``[T, H, D]``.
+            keys: ``[T, KV, D]``.
+            values: ``[T, KV, Dv]``.
+            output: Written to, ``[T, H, Dv]``, contiguous, the dtype of ``query``.
+            options: Of the layer.
+        """
+        ...
+
+
+class PagedKernel(Protocol):
+    """A kernel.
+
+    Attributes:
+        name: Whose low bits the cache's content has.
+    """
+
+    @property
+    def name(self) -> str:  # noqa: D102 - above
+        ...
+
+    def begin(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        rows: Int32Array,
+        starts: Int32Array,
+        query_lens: Int32Array,
+        firsts: Int32Array,
+    ) -> KernelPass:
+        """Return the calls of one pass.
+
+        Args:
+            cache: Read and written.
+            tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
+            slots: Where new keys go, of all tokens of the pass, int64 ``[T]``.
+            rows: Row of each sequence that attends.
+            starts: First query position of each.
+            query_lens: Queries of each.
+            firsts: Token of the pass with each one's first query.
+        """
+        ...
+
+
+@runtime_checkable
+class StaticKernel(PagedKernel, Protocol):
+    """A kernel whose passes can be made from tensors on the device alone."""
+
+    def begin_static(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+        query_lens: torch.Tensor,
+        query_len: int,
+    ) -> KernelPass:
+        """Return the calls of a padded pass; every shape follows from the arguments'.
+
+        Args:
+            cache: Read and written.
+            tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
+            slots: Where new keys go, of all tokens of the bucket, int64 ``[B × query_len]``.
+            rows: int64 ``[B]``; of padding any.
+            starts: int64 ``[B]``.
+            query_lens: int64 ``[B]``; 0 of padding, which attends to nothing.
+            query_len: The bucket's; each sequence has as many tokens.
+        """
+        ...
 
 
 def _part(layer: AttentionLayer, kind: str) -> KVPart:

@@ -27,7 +27,7 @@ from trencadis.caches import cache_directory
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
 from trencadis.records import Bucket, WarmUpReport
-from trencadis_torch.attention.kernel import AttentionPass
+from trencadis_torch.attention.adapter import AttentionPass
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.config import TorchConfig

@@ -23,11 +23,10 @@ import torch
 
 from trencadis.errors import BackendError
 from trencadis.records import Bucket, MemoryReport, Pass, Phase, WarmUpReport
-from trencadis_torch.attention.kernel import StaticKernel
 from trencadis_torch.attention.padded import static_decode
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.attention.trees import DraftTrees
-from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.cache.kv_cache import PagedKVCache, StaticKernel
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import fill
 from trencadis_torch.graphs.capture import CudaRecorder, Graph, Recorder

@@ -1,9 +1,4 @@
-"""How a backend runs its buckets: as they are, or with a graph for each.
-
-no graphs               ``BucketMode``
-compile = "buckets"     ``CompiledMode``      the forward, compiled by torch.compile, on the CPU
-graphs = "buckets"      ``CudaGraphMode``    decodes, captured by CUDA and replayed
-"""
+"""How a backend runs its buckets without graphs, and what modes with graphs override."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ from typing import Any, ClassVar
 import attrs
 import torch
 
-from trencadis.clock import Clock
 from trencadis.records import Bucket, MemoryReport, WarmUpReport
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
@@ -24,7 +18,7 @@ from trencadis_torch.linear.native import Native
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 
-__all__ = ["BucketMode", "LogitsCheck", "StepCounts", "choose_mode"]
+__all__ = ["BucketMode", "LogitsCheck", "StepCounts"]
 
 LogitsCheck = Callable[[torch.Tensor, torch.Tensor], None]
 """Raises if logits of a graph, second, are not those of the plain forward, first."""
@@ -124,25 +118,3 @@ class BucketMode:
 
     def close(self) -> None:
         """Free the graphs; counters stay. May be called twice."""
-
-
-def choose_mode(config: TorchConfig, *, device: torch.device, clock: Clock) -> BucketMode:
-    """Return the mode that a configuration asks for; of the others nothing is imported.
-
-    Args:
-        config: Its keys go together.
-        device: Of the model.
-        clock: For the duration of a warm-up.
-
-    Raises:
-        BackendError: Nothing can be compiled here, or the device does not capture in this way.
-    """
-    if config.compile != "off":
-        from trencadis_torch.graphs.compiled import CompiledMode
-
-        return CompiledMode(config, device=device, clock=clock)
-    if config.graphs != "off":
-        from trencadis_torch.graphs.cuda_graphs import CudaGraphMode
-
-        return CudaGraphMode(config, device=device)
-    return BucketMode(config, compiles_kernels=device.type == "cuda")

@@ -24,9 +24,8 @@ from torch import nn
 from trencadis.errors import ModelLoadError
 from trencadis.faults import as_words
 from trencadis_torch.attention.adapter import PAGED, switch
-from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
-from trencadis_torch.cache.kv_cache import AttentionLayer
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKernel
 from trencadis_torch.linear import packed
 from trencadis_torch.linear.decoder import attach, how_it_runs, read_decoder
 from trencadis_torch.linear.fused import FusedKernels

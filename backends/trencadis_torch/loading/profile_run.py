@@ -20,10 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, MemoryReport, ModelFacts, Pass
-from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.attention.ragged import Workspace
-from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKernel, PagedKVCache
 from trencadis_torch.device import host_memory
 from trencadis_torch.linear.decoder import decoder_of
 from trencadis_torch.linear.decoder_pass import pass_bytes

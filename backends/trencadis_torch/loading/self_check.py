@@ -18,9 +18,8 @@ from trencadis.faults import as_words
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.attention.adapter import PAGED, switch
-from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.ragged import Workspace
-from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKernel, PagedKVCache
 from trencadis_torch.loading.inspection import vocab_size
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner

@@ -8,20 +8,34 @@ a pipeline   the others get them with the batch that goes on from them (``Batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+import attrs
 import torch
 
 from trencadis.errors import SamplingFailedError, StepFailedError
-from trencadis.interfaces import Collective
+from trencadis.interfaces import Collective, Sampled
 
-if TYPE_CHECKING:
-    from trencadis_torch.verify import Chosen
-
-__all__ = ["TokenExchange"]
+__all__ = ["Chosen", "TokenExchange"]
 
 FAILED = -1
 """In place of a number of accepted drafts: the rank that samples has no tokens."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Chosen:
+    """Tokens of a pass, of S' sequences and K steps.
+
+    Attributes:
+        token_ids: int64 ``[S', K]``; of each sequence the first ``num_accepted + 1`` count.
+        num_accepted: Accepted drafts of each sequence, int64 ``[S']``; None: there are none.
+        nodes: Nodes of accepted drafts, int64 ``[S', K - 1]``; None: drafts do not branch.
+        sampled: Answer of the sampler, on the rank that has one.
+    """
+
+    token_ids: torch.Tensor
+    num_accepted: torch.Tensor | None = None
+    nodes: torch.Tensor | None = None
+    sampled: Sampled | None = None
 
 
 class TokenExchange:
@@ -110,8 +124,6 @@ class TokenExchange:
             raise self.told from error
 
     def _received(self, message: torch.Tensor, num_steps: int, has_paths: bool) -> Chosen:
-        from trencadis_torch.verify import Chosen
-
         numbers = message.long()
         # A device is not waited for: there the rank that failed ends the group.
         if message.device.type == "cpu" and bool((message[:, num_steps] == FAILED).any()):

@@ -47,7 +47,8 @@ def main(path: str, options: str, place: str = "") -> None:
 def _groups(rank: int, layout: dict[str, Any], tensor: dict[str, Any], world: dict[str, Any]) -> Any:
     from trencadis.interfaces import RankGroups
     from trencadis.records import ParallelLayout
-    from trencadis_plugins.executor.collectives.groups import GroupAddress, open_group
+    from trencadis_plugins.executor.collectives.groups import open_group
+    from trencadis_plugins.executor.collectives.owner import GroupAddress
 
     addresses = (GroupAddress(**{**one, "members": tuple(one["members"])}) for one in (tensor, world))
     own, everyone = map(open_group, addresses)

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from trencadis_plugins.executor.collectives.group_memory import RankProgress
-from trencadis_plugins.executor.collectives.groups import GroupAddress, GroupOwner, require_members
+from trencadis_plugins.executor.collectives.owner import GroupAddress, GroupOwner, require_members
 
 __all__ = ["StoreOwner", "remove_leftovers"]
 

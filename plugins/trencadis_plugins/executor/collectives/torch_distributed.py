@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from trencadis.errors import CollectiveError
 from trencadis.interfaces import Collective
-from trencadis_plugins.executor.collectives.groups import GroupAddress
+from trencadis_plugins.executor.collectives.owner import GroupAddress
 from trencadis_plugins.executor.collectives.sums import ordered_sum, require_summable
 
 __all__ = ["TorchCollective", "open_torch_group"]

@@ -6,7 +6,8 @@ import attrs
 
 from trencadis.interfaces import RankGroups
 from trencadis.records import ParallelLayout
-from trencadis_plugins.executor.collectives.groups import GroupAddress, GroupOwner, create_group, open_group
+from trencadis_plugins.executor.collectives.groups import create_group, open_group
+from trencadis_plugins.executor.collectives.owner import GroupAddress, GroupOwner
 
 __all__ = ["Groups", "RankAddresses"]
 

@@ -16,7 +16,8 @@ from trencadis.errors import BackendError
 from trencadis.interfaces import AllocationPlan, RankGroups, SupportsRanks
 from trencadis.records import Bucket, ModelSource, ParallelLayout, Phase
 from trencadis_gaudi.parallel.join import join_ranks
-from trencadis_plugins.executor.collectives.groups import GroupAddress, create_group, open_group
+from trencadis_plugins.executor.collectives.groups import create_group, open_group
+from trencadis_plugins.executor.collectives.owner import GroupAddress
 from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_testing.driver import BackendDriver, Work

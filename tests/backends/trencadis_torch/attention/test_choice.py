@@ -9,8 +9,10 @@ import torch
 from trencadis.errors import BackendError
 from trencadis_torch.attention import native as native_attention
 from trencadis_torch.attention.choice import choose_kernel, prove
+from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
-from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.attention.triton import TritonAttention
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, StaticKernel
 
 CPU = torch.device("cpu")
 LAYER = AttentionLayer(index=0, num_kv_heads=1, key_dim=8, value_dim=8, window=0, dtype=torch.float32)
@@ -114,3 +116,9 @@ def test_where_the_kernel_cannot_run_auto_does_without_and_native_says_why():
         choose_kernel("native", **OPTIONS)
     with pytest.raises(BackendError, match=r'attention = "native": .* not on cuda:0'):
         choose_kernel("native", device=torch.device("cuda:0"), layout="ragged", layers=(LAYER,))
+
+
+def test_one_kernel_can_be_begun_from_tensors_alone_and_the_other_cannot():
+    """Graphs hold passes of the former; instances are not needed to see it."""
+    assert isinstance(TritonAttention(1), StaticKernel)
+    assert not isinstance(NativeAttention.__new__(NativeAttention), StaticKernel)

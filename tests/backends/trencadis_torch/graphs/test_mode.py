@@ -9,9 +9,10 @@ import torch
 from trencadis.clock import SimulatedClock
 from trencadis.records import Bucket, MemoryReport, Phase
 from trencadis_torch.config import TorchConfig
+from trencadis_torch.graphs.choice import choose_mode
 from trencadis_torch.graphs.compiled import CompiledMode
 from trencadis_torch.graphs.cuda_graphs import CudaGraphMode
-from trencadis_torch.graphs.mode import BucketMode, choose_mode
+from trencadis_torch.graphs.mode import BucketMode
 from trencadis_torch.native_build import find_compiler
 
 CPU = torch.device("cpu")

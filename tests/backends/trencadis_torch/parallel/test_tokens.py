@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from trencadis.errors import StepFailedError
-from trencadis_torch.parallel.tokens import TokenExchange
-from trencadis_torch.verify import Chosen
+from trencadis_torch.parallel.tokens import Chosen, TokenExchange
 
 CPU = torch.device("cpu")
 

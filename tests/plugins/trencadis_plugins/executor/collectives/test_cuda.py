@@ -9,7 +9,7 @@ from support.devices import cuda_only
 from support.rank_processes import open_ranks
 from trencadis.errors import CollectiveError
 from trencadis_plugins.executor.collectives import torch_distributed
-from trencadis_plugins.executor.collectives.groups import GroupAddress
+from trencadis_plugins.executor.collectives.owner import GroupAddress
 from trencadis_plugins.executor.collectives.stores import StoreOwner
 from trencadis_testing import CollectiveConformance
 

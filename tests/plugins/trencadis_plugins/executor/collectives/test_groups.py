@@ -18,7 +18,8 @@ from support.rank_processes import open_ranks
 from trencadis.errors import BackendError, CollectiveError
 from trencadis_plugins.executor.collectives import segment
 from trencadis_plugins.executor.collectives.alone import Alone
-from trencadis_plugins.executor.collectives.groups import KINDS, GroupAddress, create_group, open_group
+from trencadis_plugins.executor.collectives.groups import KINDS, create_group, open_group
+from trencadis_plugins.executor.collectives.owner import GroupAddress
 from trencadis_plugins.executor.collectives.segment import Layout, Segment, remove_leftovers
 
 
