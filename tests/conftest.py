@@ -30,7 +30,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRENCADIS_CACHE__MODELS", "off")
 
 ROOT = Path(__file__).parents[1]
-EXPECTED = {"bucketing", "eviction", "executor", "kv", "observer", "sampling", "scheduling", "server", "tools", "torch"}
+EXPECTED = {
+    *("bucketing", "eviction", "executor", "gallery", "kv", "observer", "sampling", "scheduling"),
+    *("server", "tools", "torch"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,15 +19,15 @@ import attrs
 
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import BucketLimits, Phase, Shape
+from trencadis_gallery.bucketing.fitted import Fitted
+from trencadis_gallery.bucketing.workloads import DeviceCost, Workload
+from trencadis_gallery.bucketing.workloads.trace import Arrival
+from trencadis_gallery.bucketing.workloads.workload import Passes, Source, read_source, write_shapes
+from trencadis_gallery.config import FittedConfig
 from trencadis_plugins.bucketing.config import LinearConfig, PaddingAwareConfig
 from trencadis_plugins.bucketing.exponential import Exponential
-from trencadis_plugins.bucketing.fitted import Fitted
-from trencadis_plugins.bucketing.fitted_config import FittedConfig
 from trencadis_plugins.bucketing.linear import Linear
 from trencadis_plugins.bucketing.padding_aware import PaddingAware
-from trencadis_plugins.bucketing.workloads import DeviceCost, Workload
-from trencadis_plugins.bucketing.workloads.trace import Arrival
-from trencadis_plugins.bucketing.workloads.workload import Passes, Source, read_source, write_shapes
 from trencadis_tools.buckets import measure
 
 LONGEST = 8192

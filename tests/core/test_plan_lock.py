@@ -130,7 +130,7 @@ def test_what_does_not_decide_a_result_is_free(locked, tmp_path: Path) -> None:
         ({"engine__seed": 3}, ["engine.seed is 3 (from argument), locked 0"]),
         (
             {"eviction__name": "arc"},
-            ['eviction.name is "arc" of the plugin "eviction" (from argument), locked "lru" of the plugin "eviction"'],
+            ['eviction.name is "arc" of the plugin "gallery" (from argument), locked "lru" of the plugin "eviction"'],
         ),
         (
             {"scheduling__name": "priority"},

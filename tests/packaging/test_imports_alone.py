@@ -15,6 +15,7 @@ ROOMS = (
     (
         "core/trencadis",
         "plugins/trencadis_plugins",
+        "plugins/trencadis_gallery",
         "plugins/trencadis_kv",
         "plugins/trencadis_server",
         "plugins/trencadis_tools",

@@ -31,6 +31,7 @@ ALLOWED = {
     ("import_module", "trencadis_testing/__init__.py"): "names of a table of ours",
     ("import_module", "trencadis_testing/conform.py"): "test suites, named on the command line of a test",
     ("import_module", "trencadis_testing/hash_seeds.py"): "test suites in a process of the test's own",
+    ("import_module", "trencadis_gallery/__init__.py"): "components of a table of ours",
     ("import_module", "trencadis_plugins/scheduling/__init__.py"): "components of a table of ours",
     ("import_module", "trencadis_plugins/acceptance/__init__.py"): "components of a table of ours",
     ("import_module", "trencadis_plugins/draft_length/__init__.py"): "components of a table of ours",

@@ -48,6 +48,7 @@ def test_wheel_holds_all_packages_typed(wheel: zipfile.ZipFile) -> None:
         "trencadis",
         "trencadis_testing",
         "trencadis_plugins",
+        "trencadis_gallery",
         *APPLICATIONS,
         "trencadis_kv",
         "trencadis_torch",
@@ -76,7 +77,7 @@ def test_wheel_registers_every_built_in_through_entry_points(wheel: zipfile.ZipF
         assert f"{plugin} = trencadis_plugins.{plugin}" in text
     for plugin, folder in {"kv_connector": "connectors", "kv_codec": "codecs", "kv_policy": "policies"}.items():
         assert f"{plugin} = trencadis_kv.{folder}" in text
-    for plugin in ("kv", "server", "tools"):
+    for plugin in ("gallery", "kv", "server", "tools"):
         assert f"{plugin} = trencadis_{plugin}" in text
     assert "torch = trencadis_torch" in text
     assert "gaudi = trencadis_gaudi" in text

@@ -6,10 +6,10 @@ import attrs
 import pytest
 import torch
 
+from trencadis_gallery.acceptance.synthetic import Synthetic
 from trencadis_plugins.acceptance import block, drafted, tree
 from trencadis_plugins.acceptance.block import Block
 from trencadis_plugins.acceptance.match import Match
-from trencadis_plugins.acceptance.synthetic import Synthetic
 from trencadis_plugins.acceptance.token import Token
 from trencadis_plugins.acceptance.tree import Tree
 from trencadis_plugins.acceptance.typical import Typical

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, NoConfig
 from trencadis.interfaces.acceptance import INTERFACE_VERSION
-from trencadis_plugins.acceptance.config import SyntheticConfig, TypicalConfig
+from trencadis_plugins.acceptance.config import TypicalConfig
 
 if TYPE_CHECKING:
     from trencadis.interfaces import AcceptanceRule
@@ -36,9 +36,6 @@ def trencadis_acceptance_rules() -> Iterable[Component]:
     yield _component("tree", "Rejection sampling over several drafts after one token.", requires=[_DISTRIBUTIONS])
     yield _component(
         "typical", "Lossy: what the model finds plausible stands.", TypicalConfig, requires=[_DISTRIBUTIONS]
-    )
-    yield _component(
-        "synthetic", "For measurements only: drafts stand by given rates; the text is wrong.", SyntheticConfig
     )
 
 

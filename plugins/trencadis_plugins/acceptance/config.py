@@ -1,15 +1,13 @@
-"""Config tables of the acceptance rules."""
+"""Config table of the acceptance rule ``typical``."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
-from attrs.validators import and_, deep_iterable, ge, gt, le, lt, min_len
+from attrs.validators import and_, gt, lt
 
 from trencadis.interfaces import setting
 
-__all__ = ["SyntheticConfig", "TypicalConfig"]
+__all__ = ["TypicalConfig"]
 
 
 @attrs.frozen(kw_only=True)
@@ -29,40 +27,3 @@ class TypicalConfig:
         "Where it is lower, the threshold is this times exp(-entropy of the model's distribution).",
         validator=gt(0.0),
     )
-
-
-def _fits(config: Any, attribute: attrs.Attribute[float], value: float) -> None:
-    if value and value < 1:
-        raise ValueError(f"'{attribute.name}' must be 0, or at least 1: every step has one token. Got {value}.")
-
-
-@attrs.frozen(kw_only=True)
-class SyntheticConfig:
-    """Table ``[acceptance.synthetic]``.
-
-    Attributes:
-        rates: Chance that the draft at each place stands if those before it do, 0 .. 1 each; the last holds for all further places.
-        mean_tokens: Mean tokens of a step instead, 1 or more, if drafts enough are made; 0: go by ``rates``.
-    """
-
-    rates: tuple[float, ...] = setting(
-        (0.8,),
-        "Chance that the draft at each place stands if those before it do; the last is that of all further places.",
-        validator=and_(min_len(1), deep_iterable(and_(ge(0.0), le(1.0)))),
-    )
-    mean_tokens: float = setting(
-        0.0,
-        "Mean tokens of a step, if so many drafts are made; 0: go by rates.",
-        unit="tokens",
-        validator=and_(ge(0.0), _fits),
-    )
-
-    def place_rates(self) -> tuple[float, ...]:
-        """Return the rates of the places; at least one, the last for all further places. Pure.
-
-        A mean of 3.4 is two drafts that always stand, one that does in four steps of ten, and none after it.
-        """
-        if not self.mean_tokens:
-            return self.rates
-        whole, part = divmod(self.mean_tokens - 1, 1)
-        return (*[1.0] * int(whole), part, 0.0)

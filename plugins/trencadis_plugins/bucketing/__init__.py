@@ -17,12 +17,11 @@ from trencadis_plugins.bucketing.config import (
     PaddingAwareConfig,
     UnifiedConfig,
 )
-from trencadis_plugins.bucketing.fitted_config import FittedConfig
 
 if TYPE_CHECKING:
     from trencadis.interfaces import BucketingStrategy
 
-__all__ = ["trencadis_bucketings"]
+__all__ = ["limits_of", "trencadis_bucketings"]
 
 _UNIFIED = frozenset({"bucketing.unified"})
 
@@ -79,13 +78,6 @@ def trencadis_bucketings() -> Iterable[Component]:
         interface_version=INTERFACE_VERSION,
         stability="stable",
     )
-    yield Component(
-        name="fitted",
-        factory=_make_fitted,
-        config=FittedConfig,
-        summary="The buckets that pad a trace least, as many as a budget pays for.",
-        interface_version=INTERFACE_VERSION,
-    )
 
 
 def _make_exact(config: NoConfig, context: ComponentContext) -> BucketingStrategy:
@@ -97,40 +89,39 @@ def _make_exact(config: NoConfig, context: ComponentContext) -> BucketingStrateg
 def _make_exponential(config: ExponentialConfig, context: ComponentContext) -> BucketingStrategy:
     from trencadis_plugins.bucketing.exponential import Exponential
 
-    return Exponential(_limits(context, "exponential"), config)
+    return Exponential(limits_of(context, "exponential"), config)
 
 
 def _make_linear(config: LinearConfig, context: ComponentContext) -> BucketingStrategy:
     from trencadis_plugins.bucketing.linear import Linear
 
-    return Linear(_limits(context, "linear"), config)
+    return Linear(limits_of(context, "linear"), config)
 
 
 def _make_padding_aware(config: PaddingAwareConfig, context: ComponentContext) -> BucketingStrategy:
     from trencadis_plugins.bucketing.padding_aware import PaddingAware
 
-    return PaddingAware(_limits(context, "padding_aware"), config)
+    return PaddingAware(limits_of(context, "padding_aware"), config)
 
 
 def _make_unified(config: UnifiedConfig, context: ComponentContext) -> BucketingStrategy:
     from trencadis_plugins.bucketing.unified import Unified
 
-    return Unified(_limits(context, "unified"), config)
+    return Unified(limits_of(context, "unified"), config)
 
 
 def _make_from_file(config: FromFileConfig, context: ComponentContext) -> BucketingStrategy:
     from trencadis_plugins.bucketing.from_file import FromFile
 
-    return FromFile(_limits(context, "from_file"), config)
+    return FromFile(limits_of(context, "from_file"), config)
 
 
-def _make_fitted(config: FittedConfig, context: ComponentContext) -> BucketingStrategy:
-    from trencadis_plugins.bucketing.fitted import Fitted
+def limits_of(context: ComponentContext, name: str) -> BucketLimits:
+    """Return the shape limits that a strategy is built for.
 
-    return Fitted(_limits(context, "fitted"), config)
-
-
-def _limits(context: ComponentContext, name: str) -> BucketLimits:
+    Raises:
+        ContractError: The context has none.
+    """
     if context.limits is None:
         raise ContractError(
             f"[bucketing] {name} was built without shape limits: context.limits is None.",

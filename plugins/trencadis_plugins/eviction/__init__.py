@@ -9,32 +9,21 @@ from typing import TYPE_CHECKING, Any
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, NoConfig
 from trencadis.interfaces.eviction import INTERFACE_VERSION
-from trencadis_plugins.eviction.config import (
-    CostAwareConfig,
-    LfuConfig,
-    S3FifoConfig,
-    SlruConfig,
-    TtlConfig,
-    TwoQueueConfig,
-)
+from trencadis_plugins.eviction.config import CostAwareConfig, LfuConfig, TtlConfig
 
 if TYPE_CHECKING:
     from trencadis.interfaces import EvictionPolicy
 
 __all__ = ["trencadis_eviction_policies"]
 
-_STABLE = frozenset({"lru", "lfu", "slru", "two_queue", "s3_fifo", "arc"})
+_STABLE = frozenset({"lru", "lfu"})
 
 
 @hookimpl
 def trencadis_eviction_policies() -> Iterable[Component]:
-    """Yield ``lru``, ``lfu``, ``slru``, ``two_queue``, ``s3_fifo``, ``arc``, ``cost_aware`` and ``ttl``."""
+    """Yield ``lru``, ``lfu``, ``cost_aware`` and ``ttl``."""
     yield _component("lru", "The block unused for longest goes first; of one sequence, the last block.")
     yield _component("lfu", "The block whose uses weigh least goes first; uses age, and are remembered.", LfuConfig)
-    yield _component("slru", "Blocks that were used only once go first, the oldest of them.", SlruConfig)
-    yield _component("two_queue", "New blocks go by arrival; what comes back after that stays longer.", TwoQueueConfig)
-    yield _component("s3_fifo", "A small queue for what is used once, and second chances for the rest.", S3FifoConfig)
-    yield _component("arc", "Blocks used once and more often share the cache as hits on evicted blocks suggest.")
     yield _component(
         "cost_aware", "The block that saves least compute goes first; what it saves ages.", CostAwareConfig
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from attrs.validators import and_, ge, gt, le
+from attrs.validators import ge, gt
 
 from trencadis.interfaces import setting
 
-__all__ = ["CostAwareConfig", "LfuConfig", "S3FifoConfig", "SlruConfig", "TtlConfig", "TwoQueueConfig"]
+__all__ = ["CostAwareConfig", "LfuConfig", "TtlConfig", "history_setting"]
 
 
-def _history(default: float) -> Any:
+def history_setting(default: float) -> Any:
+    """Return the field for the length of a policy's memory of evicted contents."""
     return setting(default, "Evicted contents to remember, as a multiple of the cache; 0: none.", validator=ge(0.0))
 
 
@@ -24,35 +25,7 @@ class LfuConfig:
     """
 
     half_life_s: float = setting(300.0, "A use counts half after so long; 0: for ever.", unit="s", validator=ge(0.0))
-    history: float = _history(4.0)
-
-
-@attrs.frozen(kw_only=True)
-class SlruConfig:
-    """Table ``[eviction.slru]``: which blocks are protected."""
-
-    protected_uses: int = setting(
-        2, "A block used so often is protected: others go first.", unit="uses", validator=ge(1)
-    )
-    protected_ratio: float = setting(
-        0.8, "Most of the cache that is protected; 1: all of it.", validator=and_(ge(0.0), le(1.0))
-    )
-
-
-@attrs.frozen(kw_only=True)
-class TwoQueueConfig:
-    """Table ``[eviction.two_queue]``: shares of the cache. Source: Johnson and Shasha, VLDB 1994, section 3.3."""
-
-    new_ratio: float = setting(0.25, "The cache's share of contents on probation.", validator=and_(ge(0.0), le(1.0)))
-    history: float = _history(0.5)
-
-
-@attrs.frozen(kw_only=True)
-class S3FifoConfig:
-    """Table ``[eviction.s3_fifo]``: shares of the cache. Source: Yang et al., SOSP 2023, section 4."""
-
-    small_ratio: float = setting(0.1, "The cache's share of contents on probation.", validator=and_(ge(0.0), le(1.0)))
-    history: float = _history(1.0)
+    history: float = history_setting(4.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +38,7 @@ class CostAwareConfig:
         unit="blocks",
         validator=ge(0),
     )
-    history: float = _history(4.0)
+    history: float = history_setting(4.0)
 
 
 @attrs.frozen(kw_only=True)

@@ -13,7 +13,6 @@ from trencadis_plugins.scheduling.config import (
     DeadlineConfig,
     FairShareConfig,
     FcfsConfig,
-    MultiLevelConfig,
     PrefillFirstConfig,
     PrefixAffinityConfig,
     PriorityConfig,
@@ -31,12 +30,6 @@ _POLICIES: tuple[tuple[str, str, type[Any], str], ...] = (
     ("shortest_first", "ShortestFirst", ShortestFirstConfig, "The least expected work first; waiting makes up for it."),
     ("deadline", "Deadline", DeadlineConfig, "Least slack to TTFT and TPOT targets first; late ones last."),
     ("prefix_affinity", "PrefixAffinity", PrefixAffinityConfig, "The longest cached prefix first."),
-    (
-        "multi_level",
-        "MultiLevel",
-        MultiLevelConfig,
-        "Levels by work done so far, the least first; the others give way.",
-    ),
 )
 
 

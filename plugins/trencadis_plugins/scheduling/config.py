@@ -14,7 +14,6 @@ __all__ = [
     "DeadlineConfig",
     "FairShareConfig",
     "FcfsConfig",
-    "MultiLevelConfig",
     "PrefillFirstConfig",
     "PrefixAffinityConfig",
     "PriorityConfig",
@@ -137,27 +136,6 @@ class PrefixAffinityConfig(FcfsConfig):
     )
     age_tokens_per_s: float = setting(
         100.0, "Cached tokens that a second of waiting makes up for; 0: never.", unit="tokens/s", validator=ge(0)
-    )
-
-
-@attrs.frozen(kw_only=True)
-class MultiLevelConfig(FcfsConfig):
-    """Table ``[scheduling.multi_level]``."""
-
-    num_levels: int = setting(6, "Queues; each has twice the quantum of the one above.", unit="levels", validator=ge(1))
-    quantum_tokens: int = setting(
-        256, "Work of the first level: prompt and, weighted, output.", unit="tokens", validator=ge(1)
-    )
-    output_weight: float = setting(2.0, "Work of an output token, in prompt tokens.", validator=ge(0))
-    quantum_ms: float = setting(
-        0.0,
-        "Work of the first level as time of the steps that a sequence runs in, instead of tokens; 0: tokens.",
-        unit="ms",
-        validator=ge(0),
-    )
-    starve_s: float = setting(20.0, "Waiting longer leads back to the first level.", unit="s", validator=gt(0))
-    preempt: bool = setting(
-        False, "Running sequences give way to waiting ones of a higher level: worth it only where recomputing is cheap."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trencadis.errors import ConfigError
 from trencadis.records import Phase, Shape
-from trencadis_plugins.bucketing.workloads.workload import Workload
+from trencadis_gallery.bucketing.workloads.workload import Workload
 from trencadis_tools.buckets.report import TableReport
 
 __all__ = ["plot_tables"]

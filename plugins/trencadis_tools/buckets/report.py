@@ -6,8 +6,8 @@ import attrs
 
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, BucketLimits, Phase
-from trencadis_plugins.bucketing.workloads.cost import DeviceCost
-from trencadis_plugins.bucketing.workloads.workload import Workload
+from trencadis_gallery.bucketing.workloads.cost import DeviceCost
+from trencadis_gallery.bucketing.workloads.workload import Workload
 
 __all__ = ["TableReport", "measure"]
 

@@ -95,7 +95,7 @@ def _requests(args: argparse.Namespace) -> Sequence[BlockRequest]:
     Raises:
         ConfigError: There is no trace, or none of its requests would be counted.
     """
-    from trencadis_plugins.bucketing.workloads.trace import read_text
+    from trencadis_gallery.bucketing.workloads.trace import read_text
     from trencadis_tools.bench.block_trace import parse_block_trace
     from trencadis_tools.workloads import trace_file
 

@@ -12,7 +12,7 @@ from trencadis.clock import SystemClock
 from trencadis.errors import ConfigValueError, UnknownKeyError
 from trencadis.interfaces import BucketingStrategy, ComponentContext
 from trencadis.records import BucketLimits
-from trencadis_plugins.bucketing.workloads import DeviceCost
+from trencadis_gallery.bucketing.workloads import DeviceCost
 
 __all__ = ["build_strategies", "device_cost", "max_draft_tokens"]
 

@@ -14,8 +14,8 @@ from trencadis.api import BUCKETING_BY_LAYOUT, Config, Registry, completing_buck
 from trencadis.console import print_table
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, BucketLimits, Phase, UnifiedBucket
-from trencadis_plugins.bucketing.workloads.bucket_file import bucket_file_text, write_bucket_file
-from trencadis_plugins.bucketing.workloads.workload import read_source, write_shapes
+from trencadis_gallery.bucketing.workloads.workload import read_source, write_shapes
+from trencadis_plugins.bucketing.from_file import bucket_file_text, write_bucket_file
 from trencadis_tools.buckets import TableReport, measure
 from trencadis_tools.buckets.plot import plot_tables
 from trencadis_tools.commands.bucket_strategies import build_strategies, device_cost, max_draft_tokens

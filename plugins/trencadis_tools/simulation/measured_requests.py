@@ -14,7 +14,7 @@ import numpy as np
 from trencadis.errors import ConfigError, did_you_mean
 from trencadis.files import parse_json
 from trencadis.records import FloatArray
-from trencadis_plugins.bucketing.workloads.trace import read_text
+from trencadis_gallery.bucketing.workloads.trace import read_text
 from trencadis_tools.workloads.workload import Workload, WorkloadRequest
 
 __all__ = ["MeasuredRequest", "MeasuredRun", "read_measured"]

@@ -12,8 +12,8 @@ import attrs
 from attrs.validators import ge
 
 from trencadis.errors import ConfigError
-from trencadis_plugins.bucketing.workloads.formats import TraceRow, read_rows
-from trencadis_plugins.bucketing.workloads.trace import read_text
+from trencadis_gallery.bucketing.workloads.formats import TraceRow, read_rows
+from trencadis_gallery.bucketing.workloads.trace import read_text
 from trencadis_tools.workloads.workload import WorkloadRequest
 
 __all__ = ["Trace", "TraceSource", "read_trace"]

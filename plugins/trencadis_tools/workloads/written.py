@@ -10,7 +10,7 @@ import attrs
 
 from trencadis.errors import ConfigError
 from trencadis.files import parse_json
-from trencadis_plugins.bucketing.workloads.trace import read_text
+from trencadis_gallery.bucketing.workloads.trace import read_text
 from trencadis_tools.workloads.workload import Workload, WorkloadRequest
 
 __all__ = ["is_written", "parse_written", "write_workload"]

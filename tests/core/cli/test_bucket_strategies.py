@@ -12,7 +12,7 @@ from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import BucketingStrategy, Component
 from trencadis.records import Bucket
 from trencadis.registry import Registry
-from trencadis_plugins.bucketing.workloads import DeviceCost
+from trencadis_gallery.bucketing.workloads import DeviceCost
 from trencadis_testing.bucketing import SAMPLE_LIMITS
 from trencadis_tools.commands.bucket_strategies import build_strategies, device_cost
 

@@ -9,12 +9,12 @@ import pytest
 from trencadis.cli import main
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, BucketLimits, Phase, Shape, UnifiedBucket
+from trencadis_gallery.bucketing.workloads.workload import read_source
 from trencadis_plugins.bucketing.exponential import Exponential
 from trencadis_plugins.bucketing.from_file import read_bucket_file
 from trencadis_plugins.bucketing.linear import Linear
 from trencadis_plugins.bucketing.padding_aware import PaddingAware
 from trencadis_plugins.bucketing.unified import Unified
-from trencadis_plugins.bucketing.workloads.workload import read_source
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
 

@@ -15,14 +15,14 @@ from trencadis.engine.inspect.trailing_blocks import TrailingBlocks
 from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import Request, SamplingParams
 from trencadis.records.flight_record import _MAX_FREE_BYTES, _encode
-from trencadis_plugins.eviction.arc import Arc
+from trencadis_gallery.eviction.arc import Arc
+from trencadis_gallery.eviction.s3_fifo import S3Fifo
+from trencadis_gallery.eviction.slru import Slru
+from trencadis_gallery.eviction.two_queue import TwoQueue
 from trencadis_plugins.eviction.cost_aware import CostAware
 from trencadis_plugins.eviction.lfu import Lfu
 from trencadis_plugins.eviction.lru import Lru
-from trencadis_plugins.eviction.s3_fifo import S3Fifo
-from trencadis_plugins.eviction.slru import Slru
 from trencadis_plugins.eviction.ttl import Ttl
-from trencadis_plugins.eviction.two_queue import TwoQueue
 
 POLICIES = (Lru, Lfu, Slru, TwoQueue, S3Fifo, Arc, CostAware, Ttl)
 

@@ -11,8 +11,9 @@ from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.records import FinishedSequence, Request, SamplingParams
-from trencadis_plugins.scheduling.config import MultiLevelConfig, PriorityConfig
-from trencadis_plugins.scheduling.multi_level import MultiLevel
+from trencadis_gallery.config import MultiLevelConfig
+from trencadis_gallery.scheduling.multi_level import MultiLevel
+from trencadis_plugins.scheduling.config import PriorityConfig
 from trencadis_plugins.scheduling.priority import Priority
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend

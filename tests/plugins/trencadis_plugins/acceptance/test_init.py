@@ -15,7 +15,7 @@ CONTEXT = ComponentContext(clock=SimulatedClock(), seed=0)
 
 
 def test_hook_yields_every_rule_for_the_present_interface():
-    assert list(COMPONENTS) == ["match", "token", "block", "tree", "typical", "synthetic"]
+    assert list(COMPONENTS) == ["match", "token", "block", "tree", "typical"]
     assert {component.interface_version for component in COMPONENTS.values()} == {INTERFACE_VERSION}
 
 
@@ -35,9 +35,8 @@ def test_rules_that_read_distributions_require_a_sampler_that_gives_them(compone
 
 def test_lossy_rules_say_so_in_their_summary():
     lossy = {name for name, one in COMPONENTS.items() if not one.factory(one.config(), CONTEXT).lossless}
-    assert lossy == {"typical", "synthetic"}
+    assert lossy == {"typical"}
     assert "Lossy" in COMPONENTS["typical"].summary
-    assert "the text is wrong" in COMPONENTS["synthetic"].summary
 
 
 def test_factory_hands_the_options_on():

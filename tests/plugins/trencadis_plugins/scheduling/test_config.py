@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from trencadis_plugins.scheduling import trencadis_scheduling_policies
-from trencadis_plugins.scheduling.config import FcfsConfig, MultiLevelConfig, PrefillFirstConfig, PriorityConfig
+from trencadis_plugins.scheduling.config import FcfsConfig, PrefillFirstConfig, PriorityConfig
 from trencadis_plugins.scheduling.victims import VICTIMS
 
 CONFIGS = {component.name: component.config for component in trencadis_scheduling_policies()}
@@ -37,7 +37,6 @@ def test_no_number_may_be_negative(name, field):
         lambda: FcfsConfig(chunk_sizes=(0,)),
         lambda: FcfsConfig(chunk_sizes=(1.5,)),
         lambda: PrefillFirstConfig(watermark_ratio=0.005),
-        lambda: MultiLevelConfig(quantum_tokens=0),
     ],
 )
 def test_what_makes_no_sense_is_refused(mistake):

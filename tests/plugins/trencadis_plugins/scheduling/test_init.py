@@ -28,7 +28,6 @@ def test_hook_yields_the_policies_of_the_manual():
         "fair_share",
         "deadline",
         "prefix_affinity",
-        "multi_level",
     }
 
 

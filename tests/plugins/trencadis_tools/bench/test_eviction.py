@@ -9,14 +9,15 @@ import pytest
 
 from trencadis.errors import StepFailedError
 from trencadis.interfaces import EvictionPolicy
-from trencadis_plugins.eviction.arc import Arc
-from trencadis_plugins.eviction.config import LfuConfig, TwoQueueConfig
+from trencadis_gallery.config import TwoQueueConfig
+from trencadis_gallery.eviction.arc import Arc
+from trencadis_gallery.eviction.s3_fifo import S3Fifo
+from trencadis_gallery.eviction.slru import Slru
+from trencadis_gallery.eviction.two_queue import TwoQueue
+from trencadis_plugins.eviction.config import LfuConfig
 from trencadis_plugins.eviction.cost_aware import CostAware
 from trencadis_plugins.eviction.lfu import Lfu
 from trencadis_plugins.eviction.lru import Lru
-from trencadis_plugins.eviction.s3_fifo import S3Fifo
-from trencadis_plugins.eviction.slru import Slru
-from trencadis_plugins.eviction.two_queue import TwoQueue
 from trencadis_testing.engines import OldestFirst
 from trencadis_tools.bench.block_trace import BlockRequest, parse_block_trace
 from trencadis_tools.bench.eviction import EvictionResult, best_hit_ratio, measure_eviction

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trencadis.records import Bucket, Phase
-from trencadis_plugins.bucketing.from_file import read_bucket_file
-from trencadis_plugins.bucketing.workloads.bucket_file import bucket_file_text, write_bucket_file
+from trencadis_plugins.bucketing.from_file import bucket_file_text, read_bucket_file, write_bucket_file
 
 TABLE = (Bucket(1, 128, 0), Bucket(2, 256, 4), Bucket(1, 1, 8, Phase.DECODE), Bucket(4, 1, 32, Phase.DECODE))
 

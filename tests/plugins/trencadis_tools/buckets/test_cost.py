@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from trencadis.records import Phase, Shape
+from trencadis_gallery.bucketing.workloads import DeviceCost
 from trencadis_plugins.bucketing.strategy import padded_cost
-from trencadis_plugins.bucketing.workloads import DeviceCost
 
 COST = DeviceCost(token_s=2.0, block_s=3.0, prefill_graph_bytes=5.0, decode_graph_bytes=7.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, Phase, Shape
-from trencadis_plugins.bucketing.workloads import Passes, Workload
+from trencadis_gallery.bucketing.workloads import Passes, Workload
 from trencadis_tools.buckets import TableReport
 from trencadis_tools.buckets.plot import plot_tables
 

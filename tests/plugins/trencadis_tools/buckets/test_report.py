@@ -4,7 +4,7 @@ import pytest
 
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, Phase, Shape
-from trencadis_plugins.bucketing.workloads import DeviceCost, Passes, Workload
+from trencadis_gallery.bucketing.workloads import DeviceCost, Passes, Workload
 from trencadis_tools.buckets import measure
 
 COST = DeviceCost(

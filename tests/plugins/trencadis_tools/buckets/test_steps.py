@@ -7,9 +7,9 @@ import attrs
 import pytest
 
 from trencadis.records import Phase, Shape
-from trencadis_plugins.bucketing.workloads import DeviceCost
-from trencadis_plugins.bucketing.workloads.steps import simulate_steps
-from trencadis_plugins.bucketing.workloads.trace import Arrival
+from trencadis_gallery.bucketing.workloads import DeviceCost
+from trencadis_gallery.bucketing.workloads.steps import simulate_steps
+from trencadis_gallery.bucketing.workloads.trace import Arrival
 
 COST = DeviceCost()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trencadis.errors import ConfigError
-from trencadis_plugins.bucketing.workloads.trace import Arrival, parse_trace, read_text
+from trencadis_gallery.bucketing.workloads.trace import Arrival, parse_trace, read_text
 
 TRACES = Path(__file__).parents[5] / "shared" / "data" / "traces"
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

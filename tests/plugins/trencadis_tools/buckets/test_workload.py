@@ -5,9 +5,9 @@ import pytest
 
 from trencadis.errors import ConfigError
 from trencadis.records import Phase, Shape
-from trencadis_plugins.bucketing.workloads import DeviceCost, Passes, Workload
-from trencadis_plugins.bucketing.workloads.trace import Arrival
-from trencadis_plugins.bucketing.workloads.workload import Source, read_source, write_shapes
+from trencadis_gallery.bucketing.workloads import DeviceCost, Passes, Workload
+from trencadis_gallery.bucketing.workloads.trace import Arrival
+from trencadis_gallery.bucketing.workloads.workload import Source, read_source, write_shapes
 
 DECODE = Shape(2, 1, 9, Phase.DECODE)
 HEAD = "phase,batch_size,query_len,num_blocks,count,num_tokens\n"

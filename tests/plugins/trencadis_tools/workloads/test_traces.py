@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trencadis.errors import ConfigError
-from trencadis_plugins.bucketing.workloads.formats import FORMATS
+from trencadis_gallery.bucketing.workloads.formats import FORMATS
 from trencadis_tools.workloads.traces import Trace, TraceSource, read_trace
 
 AZURE = (

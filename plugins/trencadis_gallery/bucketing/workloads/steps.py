@@ -15,8 +15,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 
 from trencadis.records import BucketLimits, Phase, Shape
-from trencadis_plugins.bucketing.workloads.cost import DeviceCost
-from trencadis_plugins.bucketing.workloads.trace import Arrival
+from trencadis_gallery.bucketing.workloads.cost import DeviceCost
+from trencadis_gallery.bucketing.workloads.trace import Arrival
 
 __all__ = ["simulate_steps"]
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from trencadis.records import Bucket, Phase, Shape
-from trencadis_plugins.bucketing.fitted_problem import Problem, decode_problem, prefill_problem
-from trencadis_plugins.bucketing.workloads import DeviceCost, Passes, Workload
+from trencadis_gallery.bucketing.fitted_problem import Problem, decode_problem, prefill_problem
+from trencadis_gallery.bucketing.workloads import DeviceCost, Passes, Workload
 from trencadis_testing.bucketing import SAMPLE_LIMITS, legal_shapes
 
 COST = DeviceCost()

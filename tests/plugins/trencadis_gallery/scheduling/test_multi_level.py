@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis_plugins.scheduling.config import MultiLevelConfig
-from trencadis_plugins.scheduling.multi_level import MultiLevel
+from trencadis_gallery.config import MultiLevelConfig
+from trencadis_gallery.scheduling.multi_level import MultiLevel
 from trencadis_testing.scheduling import SchedulingConformance
 
 

@@ -14,9 +14,9 @@ import attrs
 import numpy as np
 
 from trencadis.records import BoolArray, Bucket, BucketLimits, FloatArray, Phase
+from trencadis_gallery.bucketing.fitted_sizes import optimal_sizes
+from trencadis_gallery.bucketing.workloads import DeviceCost, Workload
 from trencadis_plugins.bucketing.fallback import max_decode_blocks
-from trencadis_plugins.bucketing.fitted_sizes import optimal_sizes
-from trencadis_plugins.bucketing.workloads import DeviceCost, Workload
 
 __all__ = ["Problem", "decode_problem", "prefill_problem"]
 

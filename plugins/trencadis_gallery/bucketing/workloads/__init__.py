@@ -6,7 +6,7 @@ recorded shapes ─────────────────────�
 
 from __future__ import annotations
 
-from trencadis_plugins.bucketing.workloads.cost import DeviceCost
-from trencadis_plugins.bucketing.workloads.workload import Passes, Workload
+from trencadis_gallery.bucketing.workloads.cost import DeviceCost
+from trencadis_gallery.bucketing.workloads.workload import Passes, Workload
 
 __all__ = ["DeviceCost", "Passes", "Workload"]

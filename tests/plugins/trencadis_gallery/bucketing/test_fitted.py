@@ -14,16 +14,15 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigError, ConfigValueError
 from trencadis.interfaces import ComponentContext
 from trencadis.records import Bucket, BucketLimits, Phase, Shape
-from trencadis_plugins.bucketing import trencadis_bucketings
+from trencadis_gallery import trencadis_bucketings
+from trencadis_gallery.bucketing.fitted import Budget, Fitted, choose, time_s
+from trencadis_gallery.bucketing.fitted_problem import Problem
+from trencadis_gallery.bucketing.fitted_sizes import optimal_sizes
+from trencadis_gallery.bucketing.workloads import DeviceCost, Workload
+from trencadis_gallery.bucketing.workloads.workload import read_source
+from trencadis_gallery.config import FittedConfig
 from trencadis_plugins.bucketing.exponential import Exponential
-from trencadis_plugins.bucketing.fitted import Budget, Fitted, choose, time_s
-from trencadis_plugins.bucketing.fitted_config import FittedConfig
-from trencadis_plugins.bucketing.fitted_problem import Problem
-from trencadis_plugins.bucketing.fitted_sizes import optimal_sizes
-from trencadis_plugins.bucketing.from_file import read_bucket_file
-from trencadis_plugins.bucketing.workloads import DeviceCost, Workload
-from trencadis_plugins.bucketing.workloads.bucket_file import write_bucket_file
-from trencadis_plugins.bucketing.workloads.workload import read_source
+from trencadis_plugins.bucketing.from_file import read_bucket_file, write_bucket_file
 from trencadis_testing.bucketing import SAMPLE_LIMITS, BucketingConformance
 from trencadis_tools.buckets import measure
 
@@ -193,7 +192,7 @@ def test_factory_makes_the_strategy_with_its_config(trace):
 
 
 def test_arrivals_and_the_shapes_they_cause_give_the_same_table(trace, tmp_path):
-    from trencadis_plugins.bucketing.workloads.workload import write_shapes
+    from trencadis_gallery.bucketing.workloads.workload import write_shapes
 
     config = FittedConfig(trace=trace, max_graphs=12)
     workload: Workload = read_source(Path(trace)).workload(LIMITS, config.cost)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from trencadis.config import load_config
-from trencadis_plugins.bucketing.fitted_config import FittedConfig
-from trencadis_plugins.bucketing.workloads import DeviceCost
+from trencadis_gallery.bucketing.workloads import DeviceCost
+from trencadis_gallery.config import FittedConfig
 
 
 def test_constants_of_the_estimates_are_a_table_below():

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from support.strategies.block_histories import ReferenceCache, conversations, hits_of
-from trencadis_plugins.eviction.config import SlruConfig
-from trencadis_plugins.eviction.slru import Slru
+from trencadis_gallery.config import SlruConfig
+from trencadis_gallery.eviction.slru import Slru
 from trencadis_testing.eviction import EvictionConformance
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trencadis.interfaces import AcceptanceRule, Verification
-from trencadis_plugins.acceptance.config import SyntheticConfig
+from trencadis_gallery.config import SyntheticConfig
 from trencadis_plugins.acceptance.drafted import are_real
 from trencadis_plugins.sampling.arithmetic import tensor_on
 

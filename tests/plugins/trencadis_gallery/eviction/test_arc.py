@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from support.strategies.block_histories import ReferenceCache, conversations, hits_of
-from trencadis_plugins.eviction.arc import Arc
+from trencadis_gallery.eviction.arc import Arc
 from trencadis_testing.eviction import EvictionConformance
 
 

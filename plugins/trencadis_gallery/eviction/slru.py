@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trencadis.interfaces import plain_state
+from trencadis_gallery.config import SlruConfig
 from trencadis_plugins.eviction.candidates import Candidates
-from trencadis_plugins.eviction.config import SlruConfig
 from trencadis_plugins.eviction.tracking import TrackingPolicy
 
 __all__ = ["Slru"]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from support.strategies.block_histories import ReferenceCache, conversations, hits_of
-from trencadis_plugins.eviction.config import S3FifoConfig
-from trencadis_plugins.eviction.s3_fifo import S3Fifo
+from trencadis_gallery.config import S3FifoConfig
+from trencadis_gallery.eviction.s3_fifo import S3Fifo
 from trencadis_testing.eviction import EvictionConformance
 
 

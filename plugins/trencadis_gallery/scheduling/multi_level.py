@@ -6,8 +6,8 @@ import numpy as np
 
 from trencadis.interfaces import SchedulerView, TokenSplit, plain_state
 from trencadis.records import FloatArray, Int32Array, Request
+from trencadis_gallery.config import MultiLevelConfig
 from trencadis_plugins.scheduling.columns import SlotColumn
-from trencadis_plugins.scheduling.config import MultiLevelConfig
 from trencadis_plugins.scheduling.fcfs import Fcfs
 from trencadis_plugins.scheduling.victims import largest
 

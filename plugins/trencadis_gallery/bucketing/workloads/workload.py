@@ -15,10 +15,10 @@ import attrs
 
 from trencadis.errors import ConfigError
 from trencadis.records import BucketLimits, Phase, Shape
-from trencadis_plugins.bucketing.workloads.cost import DeviceCost
-from trencadis_plugins.bucketing.workloads.formats import csv_rows
-from trencadis_plugins.bucketing.workloads.steps import simulate_steps
-from trencadis_plugins.bucketing.workloads.trace import Arrival, parse_trace, read_text
+from trencadis_gallery.bucketing.workloads.cost import DeviceCost
+from trencadis_gallery.bucketing.workloads.formats import csv_rows
+from trencadis_gallery.bucketing.workloads.steps import simulate_steps
+from trencadis_gallery.bucketing.workloads.trace import Arrival, parse_trace, read_text
 
 __all__ = ["Passes", "Source", "Workload", "read_source", "write_shapes"]
 

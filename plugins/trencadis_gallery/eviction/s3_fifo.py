@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trencadis.interfaces import plain_state
+from trencadis_gallery.config import S3FifoConfig
 from trencadis_plugins.eviction.candidates import Candidates
-from trencadis_plugins.eviction.config import S3FifoConfig
 from trencadis_plugins.eviction.history import History
 from trencadis_plugins.eviction.tracking import TrackingPolicy
 

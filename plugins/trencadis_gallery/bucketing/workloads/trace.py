@@ -1,6 +1,6 @@
 """Traces as bucketing sees them: when requests arrived and how long they were; nothing else of a trace is looked at.
 
-Every format of :mod:`trencadis_plugins.bucketing.workloads.formats` is read.
+Every format of :mod:`trencadis_gallery.bucketing.workloads.formats` is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 
 from trencadis.errors import ConfigError
 from trencadis.files import MAX_BYTES, read_bytes
-from trencadis_plugins.bucketing.workloads.formats import read_rows
+from trencadis_gallery.bucketing.workloads.formats import read_rows
 
 __all__ = ["Arrival", "parse_trace", "read_text"]
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from support.strategies.block_histories import ReferenceCache, conversations, hits_of
-from trencadis_plugins.eviction.config import TwoQueueConfig
-from trencadis_plugins.eviction.two_queue import TwoQueue
+from trencadis_gallery.config import TwoQueueConfig
+from trencadis_gallery.eviction.two_queue import TwoQueue
 from trencadis_testing.eviction import EvictionConformance
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis_plugins.bucketing.fitted_sizes import optimal_sizes
+from trencadis_gallery.bucketing.fitted_sizes import optimal_sizes
 
 CONVERSATION = Path(__file__).parents[5] / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv"
 

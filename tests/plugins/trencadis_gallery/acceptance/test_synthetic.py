@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from trencadis.interfaces import Verification
-from trencadis_plugins.acceptance.config import SyntheticConfig
-from trencadis_plugins.acceptance.synthetic import Synthetic
+from trencadis_gallery.acceptance.synthetic import Synthetic
+from trencadis_gallery.config import SyntheticConfig
 from trencadis_testing.acceptance import AcceptanceConformance
 
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from trencadis.errors import ConfigValueError
 from trencadis.records import Bucket, BucketLimits, FloatArray
-from trencadis_plugins.bucketing.fitted_config import FittedConfig
-from trencadis_plugins.bucketing.fitted_problem import Problem, decode_problem, prefill_problem
-from trencadis_plugins.bucketing.fitted_sizes import optimal_sizes
+from trencadis_gallery.bucketing.fitted_problem import Problem, decode_problem, prefill_problem
+from trencadis_gallery.bucketing.fitted_sizes import optimal_sizes
+from trencadis_gallery.bucketing.workloads.workload import read_source
+from trencadis_gallery.config import FittedConfig
 from trencadis_plugins.bucketing.strategy import TableStrategy
-from trencadis_plugins.bucketing.workloads.workload import read_source
 
 __all__ = ["Budget", "Fitted", "choose", "time_s"]
 

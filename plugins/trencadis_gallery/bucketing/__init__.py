@@ -1,0 +1,1 @@
+"""Bucketing strategies of the gallery."""
