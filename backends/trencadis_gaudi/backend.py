@@ -155,6 +155,8 @@ class GaudiBackend(Backend):
             )
             self._embedder = unallocated_embedder(loaded, self.habana)
         logger.info("Loading model weights took in total %s", meter.summary())
+        if self._config.contiguous:
+            logger.info("Using Contiguous PA, disabling prefix caching")
         # Provisional, until a profile run measures a step.
         self._shares = self._share_memory(self.habana.free_bytes())
         return loaded.facts

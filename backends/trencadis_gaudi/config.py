@@ -7,12 +7,13 @@ Source: vllm-gaudi, extension/config.py, features.py and runtime.py; the graph b
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import attrs
 from attrs.validators import and_, deep_iterable, ge, gt, in_, le, lt
 
-from trencadis.errors import ConfigValueError
+from trencadis.errors import ConfigValueError, must_be_one_of
 from trencadis.interfaces import setting
 from trencadis_gaudi.fp8.methods import DYNAMIC, METHODS, STATIC, ScaleMethod, read_quant_config
 
@@ -66,9 +67,47 @@ def _logs_passes(text: str) -> Any:
     return "fwd" in text.split(",") or attrs.NOTHING
 
 
+def _logs_moves(text: str) -> Any:
+    return "defrag" in text.split(",") or attrs.NOTHING
+
+
+def _strategy(text: str) -> str:
+    names = {"exp": "exponential", "lin": "linear", "pad": "padding_aware"}
+    if text not in names:
+        raise ValueError(must_be_one_of(text, names))
+    return names[text]
+
+
+_OTHER_ALIASES: Mapping[str, Mapping[str, Callable[[str], Any] | None]] = {
+    "bucketing.name": {
+        "VLLM_ENABLE_BUCKETING": lambda text: attrs.NOTHING if _truth(text) else "exact",
+        "VLLM_BUCKETING_FROM_FILE": lambda _: "from_file",
+        "VLLM_EXPONENTIAL_BUCKETING": lambda text: "exponential" if _truth(text) else "linear",
+        "VLLM_BUCKETING_STRATEGY": _strategy,
+    },
+    "engine.warmup": {"VLLM_SKIP_WARMUP": lambda text: not _truth(text)},
+    "defragmenter.enabled": {"VLLM_DEFRAG": _on_or_off},
+    "defragmenter.threshold": {"VLLM_DEFRAG_THRESHOLD": None},
+    "defragmenter.log_moves": {"VLLM_DEBUG": _logs_moves},
+    "cache.prefix_caching": {"VLLM_PREFIX_CACHING": _truth},
+    "log.level": {
+        "VLLM_LOGGING_LEVEL": lambda text: {"critical": "error", "warn": "warning"}.get(text.lower(), text.lower())
+    },
+}
+"""Names for settings of other tables, read whichever backend is chosen."""
+
+
 @attrs.frozen(kw_only=True)
 class GaudiConfig:
-    """Table ``[backend.gaudi]``."""
+    """Table ``[backend.gaudi]``.
+
+    Attributes:
+        other_aliases: Environment names for settings of other tables.
+        alias_families: Patterns of environment names with what they stand for.
+    """
+
+    other_aliases: ClassVar = _OTHER_ALIASES
+    alias_families: ClassVar = {r"VLLM_(PROMPT|DECODE)_\w+_BUCKET_\w+": "bucket size"}
 
     device: str = setting(
         "hpu", "hpu: a Gaudi; emulated: a CPU that behaves like one.", validator=in_(["hpu", "emulated"])

@@ -13,7 +13,8 @@ A plugin is a module or package named by an entry point of the group ``trencadis
 
 One with the extra ``on_demand``, ``"my_package [on_demand]"``, is imported by ``generate``, ``run``, ``chat``, ``serve`` and ``LLM`` only if the
 entry point's name stands anywhere in flags, variables, the file or the arguments, as key, value or part of either, or if a key or component is
-asked for that is not known without it; all else imports every plugin. It is for plugins whose hooks have nothing to do otherwise.
+asked for that is not known without it; all else imports every plugin. Further extras that end in an underscore, ``"my_package [on_demand, OTHER_]"``,
+are beginnings of environment variables that ask for it too. It is for plugins whose hooks have nothing to do otherwise.
 """
 
 from __future__ import annotations

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 
 from trencadis.cli import main
 from trencadis.config import load_config
 from trencadis.config.aliases import aliases_of
-from trencadis.registry import Registry
+from trencadis.errors import ConfigValueError
+from trencadis.registry import Registry, load_with_plugins
 
 STEPPED = "bucketing.linear", "bucketing.padding_aware"
 DIMENSIONS = {
@@ -82,6 +84,7 @@ NAMES = [
     ("PT_HPU_LAZY_MODE", "0", "backend.gaudi.mode", "compile"),
     ("PT_HPU_LAZY_MODE", "1", "backend.gaudi.mode", "lazy"),
     ("VLLM_LOGGING_LEVEL", "DEBUG", "log.level", "debug"),
+    ("VLLM_LOGGING_LEVEL", "CRITICAL", "log.level", "error"),
 ]
 
 
@@ -101,6 +104,37 @@ def test_every_name_that_is_read_is_in_the_list(components):
     settings = load_config(components=components, environ={}).settings
     found = {(alias.name, alias.path) for alias in aliases_of(settings) if alias.name.startswith(("VLLM_", "PT_HPU_"))}
     assert found == {(name, path) for name, _, path, _ in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "path"),
+    [("VLLM_ENABLE_BUCKETING", "true", "bucketing.name"), ("VLLM_DEBUG", "fwd", "defragmenter.log_moves")],
+)
+def test_text_may_say_nothing_about_a_setting(components, name, text, path):
+    assert load_config(components=components, environ={name: text}).sources[path] == "default"
+
+
+def test_strategy_that_the_vendor_does_not_have_is_refused(components):
+    said = r'\[bucketing\] name = "exponential" \(from environment VLLM_BUCKETING_STRATEGY\): must be one of: exp, lin, pad\.'
+    with pytest.raises(ConfigValueError, match=said):
+        load_config(components=components, environ={"VLLM_BUCKETING_STRATEGY": "exponential"})
+
+
+def test_misspelt_bucket_size_is_reported(components, caplog):
+    with caplog.at_level(logging.WARNING, logger="trencadis"):
+        load_config(components=components, environ={"VLLM_PROMPT_BS_BUCKET_MXA": "2"})
+    said = "VLLM_PROMPT_BS_BUCKET_MXA=2 has no effect: there is no such bucket size."
+    assert [message for message in caplog.messages if message.startswith(said)]
+
+
+def test_a_variable_of_the_vendor_asks_for_the_package_that_knows_it():
+    def warmup(environ: dict[str, str]) -> bool:
+        resolved, registry = load_with_plugins(environ=environ)
+        assert (registry.settings.get("backend.gaudi.device") is not None) == bool(environ)
+        return resolved.config.engine.warmup
+
+    assert warmup({})
+    assert not warmup({"VLLM_SKIP_WARMUP": "true"})
 
 
 @pytest.mark.parametrize("name", sorted({name for name, *_ in NAMES}))

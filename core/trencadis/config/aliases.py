@@ -1,10 +1,12 @@
 """Environment names of other software that mean one of our settings, so that an existing deployment moves over unchanged.
 
-A config class, of a plugin too, declares them in a field's metadata: ``"aliases"`` is a name, several names, or a mapping
-of names to functions that turn the text into a value. The schema's own are in a table here. The strongest name comes
-first; a ``TRENCADIS_`` name is stronger than any alias, and a weaker name that says something else is reported.
+A config class declares them in a field's metadata: ``"aliases"`` is a name, several names, or a mapping of names to functions
+that turn the text into a value. For settings of other tables a component's config class has two class attributes:
+``other_aliases``, such mappings by the path of the setting, and ``alias_families``, what variables that match a pattern stand
+for, so that a misspelt one is reported. The strongest name comes first; a ``TRENCADIS_`` name is stronger than any alias, and
+a weaker name that says something else is reported.
 
-    VLLM_SKIP_WARMUP=true ▶ Alias("VLLM_SKIP_WARMUP", "engine.warmup", inverted) ▶ RawValue("engine.warmup", False)
+    OTHER_NO_WARMUP=true ▶ Alias("OTHER_NO_WARMUP", "engine.warmup", inverted) ▶ RawValue("engine.warmup", False)
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import attrs
 from trencadis.config.messages import value_error
 from trencadis.config.settings import Setting, Settings
 from trencadis.config.sources import RawValue
-from trencadis.errors import did_you_mean, must_be_one_of
+from trencadis.errors import did_you_mean
 
 __all__ = ["Alias", "alias_rows", "aliases_of", "from_aliases", "truth", "warn_of_unused"]
 
@@ -29,7 +31,6 @@ Reader = Callable[[str], Any]
 """Text of a variable to the value of a setting; ``attrs.NOTHING`` if it says nothing about it. Raises ``ValueError``."""
 
 _TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
-_BUCKET_SIZE = re.compile(r"VLLM_(PROMPT|DECODE)_\w+_BUCKET_\w+")
 _FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 
 
@@ -38,7 +39,7 @@ class Alias:
     """An environment name of other software.
 
     Attributes:
-        name: Such as ``VLLM_SKIP_WARMUP``.
+        name: Such as ``OTHER_NO_WARMUP``.
         path: Dotted path of the setting it sets. One name may set several settings.
         read: Turns its text into the setting's value; None: as the setting's type says.
     """
@@ -53,8 +54,6 @@ def truth(text: str) -> bool:
 
     Raises:
         ValueError: Neither yes nor no.
-
-    Source: vllm-gaudi, extension/environment.py, which takes all but the true words for false.
     """
     word = text.strip().lower()
     if word not in _TRUE | _FALSE:
@@ -62,55 +61,15 @@ def truth(text: str) -> bool:
     return word in _TRUE
 
 
-def _inverted(text: str) -> bool:
-    return not truth(text)
-
-
-def _strategy(text: str) -> str:
-    names = {"exp": "exponential", "lin": "linear", "pad": "padding_aware"}
-    if text not in names:
-        raise ValueError(must_be_one_of(text, names))
-    return names[text]
-
-
-def _exponential_or_linear(text: str) -> str:
-    return "exponential" if truth(text) else "linear"
-
-
-def _exact_if_off(text: str) -> Any:
-    return attrs.NOTHING if truth(text) else "exact"
-
-
-def _on_or_off(text: str) -> str:
-    return "on" if truth(text) else "off"
-
-
-def _logs_moves(text: str) -> Any:
-    return "defrag" in text.split(",") or attrs.NOTHING
-
-
-def _level(text: str) -> str:
-    return {"critical": "error", "warn": "warning"}.get(text.lower(), text.lower())
-
-
-_SCHEMA: tuple[Alias, ...] = (
-    Alias("VLLM_ENABLE_BUCKETING", "bucketing.name", _exact_if_off),
-    Alias("VLLM_BUCKETING_FROM_FILE", "bucketing.name", lambda _: "from_file"),
-    Alias("VLLM_EXPONENTIAL_BUCKETING", "bucketing.name", _exponential_or_linear),
-    Alias("VLLM_BUCKETING_STRATEGY", "bucketing.name", _strategy),
-    Alias("VLLM_SKIP_WARMUP", "engine.warmup", _inverted),
-    Alias("VLLM_DEFRAG", "defragmenter.enabled", _on_or_off),
-    Alias("VLLM_DEFRAG_THRESHOLD", "defragmenter.threshold"),
-    Alias("VLLM_DEBUG", "defragmenter.log_moves", _logs_moves),
-    Alias("VLLM_PREFIX_CACHING", "cache.prefix_caching", truth),
-    Alias("VLLM_LOGGING_LEVEL", "log.level", _level),
-)
-"""Names for the schema's own settings. Source: vllm-gaudi, extension/config.py, features.py and runtime.py."""
-
-
 def aliases_of(settings: Settings) -> list[Alias]:
-    """Return every alias: the schema's, then those that config classes declare, the strongest of a setting first. Pure."""
-    found = [alias for alias in _SCHEMA if settings.get(alias.path) is not None]
+    """Return every alias: those for settings of other tables, then those of own fields, the strongest of a setting first. Pure."""
+    found = [
+        Alias(name, path, read)
+        for config_class in settings.tables().values()
+        for path, names in getattr(config_class, "other_aliases", {}).items()
+        for name, read in names.items()
+        if settings.get(path) is not None
+    ]
     for setting in settings:
         found += _declared(setting)
     return found
@@ -162,9 +121,9 @@ def _given(alias: Alias, setting: Setting, text: str) -> RawValue | None:
 def warn_of_unused(
     given: Iterable[RawValue], environ: Mapping[str, str], settings: Settings, *, name: str, may_be: Collection[str]
 ) -> None:
-    """Log the names for bucket sizes that have no effect: of a strategy that is not chosen, or misspelt.
+    """Log the names that have no effect: of a bucketing strategy that is not chosen, or misspelt.
 
-    Without that, a deployment that moves over with its sizes would be prepared for others, without any message.
+    Without that, a deployment that moves over with its bucket sizes would be prepared for others, without any message.
 
     Args:
         given: The values that count.
@@ -183,11 +142,15 @@ def warn_of_unused(
             listed = " or ".join(readers)
             text = environ[variable]
             _log.warning("%s=%s is for the bucketing %s only; [bucketing] name is %s.", variable, text, listed, name)
-    sizes = [variable for variable in known if _BUCKET_SIZE.fullmatch(variable)]
-    for variable in environ if sizes else ():
-        if _BUCKET_SIZE.fullmatch(variable) and variable not in known:
-            close = did_you_mean(variable, sizes)
-            _log.warning("%s=%s has no effect: there is no such bucket size.%s", variable, environ[variable], close)
+    for config_class in settings.tables().values():
+        for pattern, what in getattr(config_class, "alias_families", {}).items():
+            family = [one for one in known if re.fullmatch(pattern, one)]
+            for variable in environ.keys() - known:
+                if re.fullmatch(pattern, variable):
+                    close = did_you_mean(variable, family)
+                    _log.warning(
+                        "%s=%s has no effect: there is no such %s.%s", variable, environ[variable], what, close
+                    )
 
 
 def _strategies(paths: Iterable[str]) -> list[str]:

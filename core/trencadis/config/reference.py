@@ -39,8 +39,8 @@ parameter called `context` receives the `ComponentContext`.
 """
 """How settings are written and which source wins, Markdown."""
 
-_ALIASES = """These environment variables of the vLLM plugin for Gaudi are read with the meaning that they have there, so an existing
-deployment runs unchanged. A `TRENCADIS_` variable takes precedence; the log names a variable that is overridden.
+_ALIASES = """These environment variables of other software are read with the meaning that they have there, so an existing deployment
+runs unchanged. A `TRENCADIS_` variable takes precedence; the log names a variable that is overridden.
 """
 
 

@@ -903,7 +903,7 @@ def _warmed_passes(
     if executor.capabilities.layout != "ragged":
         buckets = _table(bucketing, limits) if config.engine.warmup else ()
         if not config.engine.warmup:
-            logger.info("Skipping warmup...")
+            logger.info("engine.warmup is off: each bucket is compiled when a step first needs it.")
         check_misses(config, bucketing, buckets)
         covering = completing_buckets(config.bucketing, bucketing.bucket_for, buckets, limits)
         warmed = warm_up(executor, (*buckets, *covering), clock=clock, progress=progress)
@@ -1219,7 +1219,7 @@ def without_sharing(config: Config, capabilities: BackendCapabilities) -> Config
     """Return the config with prefix caching off if two sequences cannot have a block in common."""
     if capabilities.shares_blocks or not config.cache.prefix_caching:
         return config
-    logger.info("Using Contiguous PA, disabling prefix caching")
+    logger.info("Prefix caching is off: the backend shares no KV block between sequences.")
     return attrs.evolve(config, cache=attrs.evolve(config.cache, prefix_caching=False))
 
 

@@ -27,7 +27,7 @@ __all__ = ["ON_DEMAND", "PluginLoader"]
 
 ON_DEMAND: Final = "on_demand"
 """Extra of an entry point, ``name = "package [on_demand]"``: the plugin has nothing to do unless its name, or a table of that name, is
-in the configuration."""
+in the configuration, or a variable is set that begins with another extra, such as ``VLLM_``."""
 
 
 class PluginLoader:
@@ -65,7 +65,8 @@ class PluginLoader:
         """
         loader = cls(blocked)
         for entry_point, provenance in loader.candidates(entry_points):
-            if ON_DEMAND in entry_point.extras and not mentions(entry_point.name):
+            extras = {*entry_point.extras}
+            if ON_DEMAND in extras and not any(map(mentions, {entry_point.name, *extras} - {ON_DEMAND})):
                 loader._rest.append((entry_point, provenance))
             else:
                 loader._load_installed(entry_point, provenance)

@@ -26,7 +26,7 @@ def mentions_in(
     flags: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> Callable[[str], bool]:
-    """Return a function that says whether a name stands anywhere in these sources. Pure.
+    """Return a function that says whether a name stands anywhere in these sources, or a variable begins with it if it ends in ``_``. Pure.
 
     Args:
         file: The content of the configuration file; None: of the one that a variable names.
@@ -42,7 +42,13 @@ def mentions_in(
     tables = [content.tree, _not_default(overrides or {})]
     written = [*flags, *variables, *(json.dumps(table, default=str, ensure_ascii=False) for table in tables)]
     text = _spelt("\n".join(written))
-    return lambda name: _spelt(name) in text
+
+    def mentions(name: str) -> bool:
+        if name.endswith("_"):
+            return any(variable.startswith(name) for variable in environment)
+        return _spelt(name) in text
+
+    return mentions
 
 
 def _spelt(text: str) -> str:

@@ -248,7 +248,7 @@ def test_metrics_of_the_engine_show_the_backends(model_path):
 
 
 def test_prefix_caching_is_off_where_blocks_are_read_by_range(model_path, caplog):
-    caplog.set_level("INFO", logger="trencadis.engine")
+    caplog.set_level("INFO", logger="trencadis")
     gaudi_engines.open_engine(model_path("llama"), contiguous=True, warmup=False).close()
     assert "Using Contiguous PA, disabling prefix caching" in caplog.text
 

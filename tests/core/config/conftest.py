@@ -39,7 +39,7 @@ class StoreConfig:
     """Table ``[kv_connector.store]``: where blocks go."""
 
     url: str = attrs.field(metadata={"help": "Where.", "secret": True})
-    tries: int = attrs.field(default=3)
+    tries: int = attrs.field(default=3, metadata={"aliases": "OTHER_TRIES"})
     policy: str = attrs.field(default="lazy", validator=in_(["lazy", "eager"]))
 
     @tries.validator

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from typing import ClassVar
 
 import attrs
 import pytest
@@ -69,41 +70,30 @@ def test_one_name_sets_every_setting_that_declares_it():
     assert (components["plain"].size, components["twin"].size) == (7, 7)
 
 
-@pytest.mark.parametrize(
-    ("environ", "path", "value"),
-    [
-        ({"VLLM_SKIP_WARMUP": "true"}, "engine.warmup", False),
-        ({"VLLM_SKIP_WARMUP": "0"}, "engine.warmup", True),
-        ({"VLLM_DEFRAG": "1"}, "defragmenter.enabled", "on"),
-        ({"VLLM_DEFRAG": "false"}, "defragmenter.enabled", "off"),
-        ({"VLLM_DEFRAG_THRESHOLD": "64"}, "defragmenter.threshold", 64),
-        ({"VLLM_DEBUG": "fwd,defrag"}, "defragmenter.log_moves", True),
-        ({"VLLM_PREFIX_CACHING": "no"}, "cache.prefix_caching", False),
-        ({"VLLM_BUCKETING_STRATEGY": "exp"}, "bucketing.name", "exponential"),
-        ({"VLLM_BUCKETING_STRATEGY": "lin"}, "bucketing.name", "linear"),
-        ({"VLLM_BUCKETING_STRATEGY": "pad"}, "bucketing.name", "padding_aware"),
-        ({"VLLM_EXPONENTIAL_BUCKETING": "true"}, "bucketing.name", "exponential"),
-        ({"VLLM_EXPONENTIAL_BUCKETING": "false"}, "bucketing.name", "linear"),
-        ({"VLLM_BUCKETING_FROM_FILE": "/tmp/b.txt"}, "bucketing.name", "from_file"),
-        ({"VLLM_ENABLE_BUCKETING": "false"}, "bucketing.name", "exact"),
-        ({"VLLM_LOGGING_LEVEL": "DEBUG"}, "log.level", "debug"),
-        ({"VLLM_LOGGING_LEVEL": "CRITICAL"}, "log.level", "error"),
-    ],
-)
-def test_names_of_the_vllm_plugin_set_the_schemas_settings(environ, path, value):
-    resolved = load(environ)
-    assert resolved.values[path] == value
-    assert resolved.sources[path] == f"environment {next(iter(environ))}"
+@attrs.frozen(kw_only=True)
+class WideConfig:
+    """Table ``[backend.wide]``: names for settings of other tables."""
+
+    other_aliases: ClassVar = {
+        "engine.warmup": {"OTHER_NO_WARMUP": lambda text: not truth(text)},
+        "bucketing.name": {"OTHER_FIRST": lambda text: "exact" if text == "0" else attrs.NOTHING, "OTHER_SECOND": None},
+        "bucketing.absent.key": {"OTHER_ABSENT": None},
+    }
 
 
-def test_enabled_bucketing_says_nothing_about_which():
-    resolved = load({"VLLM_ENABLE_BUCKETING": "true"})
+WIDE = {**COMPONENTS, "backend": {"wide": WideConfig}}
+
+
+def test_a_component_declares_names_for_settings_of_other_tables():
+    resolved = load_config(components=WIDE, environ={"OTHER_NO_WARMUP": "1", "OTHER_FIRST": "1", "OTHER_ABSENT": "1"})
+    assert resolved.config.engine.warmup is False
+    assert resolved.sources["engine.warmup"] == "environment OTHER_NO_WARMUP"
     assert (resolved.values["bucketing.name"], resolved.sources["bucketing.name"]) == ("auto", "default")
 
 
 def test_explanation_names_the_alias_as_the_source():
-    rows = {row.path: row for row in explain(load({"VLLM_SKIP_WARMUP": "1"}))}
-    assert (rows["engine.warmup"].value, rows["engine.warmup"].source) == ("false", "environment VLLM_SKIP_WARMUP")
+    rows = {row.path: row for row in explain(load_config(components=WIDE, environ={"OTHER_NO_WARMUP": "1"}))}
+    assert (rows["engine.warmup"].value, rows["engine.warmup"].source) == ("false", "environment OTHER_NO_WARMUP")
 
 
 def test_file_is_weaker_and_flag_and_argument_are_stronger(tmp_path):
@@ -116,20 +106,20 @@ def test_file_is_weaker_and_flag_and_argument_are_stronger(tmp_path):
 
 
 def test_own_name_wins_and_the_alias_is_reported_once(caplog):
-    environ = {"TRENCADIS_ENGINE__WARMUP": "true", "VLLM_SKIP_WARMUP": "true"}
+    environ = {"TRENCADIS_ENGINE__WARMUP": "true", "OTHER_NO_WARMUP": "true"}
     with caplog.at_level(logging.WARNING, logger="trencadis"):
-        resolved = load(environ)
+        resolved = load_config(components=WIDE, environ=environ)
     assert resolved.config.engine.warmup is True
     assert resolved.sources["engine.warmup"] == "environment TRENCADIS_ENGINE__WARMUP"
-    said = "VLLM_SKIP_WARMUP=true is ignored for engine.warmup: environment TRENCADIS_ENGINE__WARMUP is set too."
+    said = "OTHER_NO_WARMUP=true is ignored for engine.warmup: environment TRENCADIS_ENGINE__WARMUP is set too."
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
 def test_stronger_of_two_aliases_wins_and_the_other_is_reported(caplog):
-    environ = {"VLLM_EXPONENTIAL_BUCKETING": "false", "VLLM_BUCKETING_STRATEGY": "pad"}
+    environ = {"OTHER_FIRST": "0", "OTHER_SECOND": "plain"}
     with caplog.at_level(logging.WARNING, logger="trencadis"):
-        assert load(environ).config.bucketing.name == "linear"
-    said = "VLLM_BUCKETING_STRATEGY=pad is ignored for bucketing.name: environment VLLM_EXPONENTIAL_BUCKETING says otherwise."
+        assert load_config(components=WIDE, environ=environ).config.bucketing.name == "exact"
+    said = "OTHER_SECOND=plain is ignored for bucketing.name: environment OTHER_FIRST says otherwise."
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
@@ -144,12 +134,8 @@ def test_aliases_that_agree_are_not_reported(caplog):
     ("environ", "said"),
     [
         (
-            {"VLLM_SKIP_WARMUP": "perhaps"},
-            '[engine] warmup = "perhaps" (from environment VLLM_SKIP_WARMUP): must be true or false (also: ',
-        ),
-        (
-            {"VLLM_BUCKETING_STRATEGY": "exponential"},
-            '[bucketing] name = "exponential" (from environment VLLM_BUCKETING_STRATEGY): must be one of: exp, lin, pad.',
+            {"OTHER_NO_WARMUP": "perhaps"},
+            '[engine] warmup = "perhaps" (from environment OTHER_NO_WARMUP): must be true or false (also: ',
         ),
         (
             {"OTHER_SIZE": "big"},
@@ -160,49 +146,51 @@ def test_aliases_that_agree_are_not_reported(caplog):
 )
 def test_text_without_a_meaning_is_refused_with_name_and_value(environ, said):
     with pytest.raises(ConfigValueError) as caught:
-        load(environ)
+        load_config(components=WIDE, environ=environ)
     assert str(caught.value).startswith(said)
 
 
 def test_unknown_names_of_other_software_are_none_of_our_business():
-    assert from_aliases({"VLLM_NO_SUCH_THING": "1"}, settings_of(COMPONENTS)) == []
+    assert from_aliases({"OTHER_NO_SUCH_THING": "1"}, settings_of(COMPONENTS)) == []
 
 
 @attrs.frozen(kw_only=True)
 class SizesConfig:
     """Table ``[bucketing.sizes]``: bucket sizes under the names of other software."""
 
-    smallest: int = attrs.field(default=1, metadata={"aliases": "VLLM_PROMPT_BS_BUCKET_MIN"})
-    largest: int = attrs.field(default=1, metadata={"aliases": "VLLM_PROMPT_BS_BUCKET_MAX"})
+    smallest: int = attrs.field(default=1, metadata={"aliases": "OTHER_PROMPT_MIN"})
+    largest: int = attrs.field(default=1, metadata={"aliases": "OTHER_PROMPT_MAX"})
 
 
 @attrs.frozen(kw_only=True)
 class DeviceConfig:
-    """Table ``[backend.device]``: reads one of these names, too."""
+    """Table ``[backend.device]``: reads one of these names, too, and knows the family."""
 
-    most: int = attrs.field(default=1, metadata={"aliases": "VLLM_PROMPT_BS_BUCKET_MAX"})
+    alias_families: ClassVar = {r"OTHER_PROMPT_\w+": "bucket size"}
+
+    most: int = attrs.field(default=1, metadata={"aliases": "OTHER_PROMPT_MAX"})
 
 
 SIZED = {"bucketing": {"sizes": SizesConfig, "plain": PlainConfig}, "backend": {"device": DeviceConfig}}
-MIN_IS_FOR = "VLLM_PROMPT_BS_BUCKET_MIN=2 is for the bucketing sizes only; [bucketing] name is "
+MIN_IS_FOR = "OTHER_PROMPT_MIN=2 is for the bucketing sizes only; [bucketing] name is "
 
 
 @pytest.mark.parametrize(
     ("environ", "overrides", "said"),
     [
-        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {}, [f"{MIN_IS_FOR}auto."]),
-        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {"bucketing.name": "plain"}, [f"{MIN_IS_FOR}plain."]),
-        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {"bucketing.name": "sizes"}, []),
-        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {"bucketing.fallback": "sizes"}, []),
+        ({"OTHER_PROMPT_MIN": "2"}, {}, [f"{MIN_IS_FOR}auto."]),
+        ({"OTHER_PROMPT_MIN": "2"}, {"bucketing.name": "plain"}, [f"{MIN_IS_FOR}plain."]),
+        ({"OTHER_PROMPT_MIN": "2"}, {"bucketing.name": "sizes"}, []),
+        ({"OTHER_PROMPT_MIN": "2"}, {"bucketing.fallback": "sizes"}, []),
         # somebody else's setting makes it
-        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {"bucketing.sizes.smallest": 3}, []),
+        ({"OTHER_PROMPT_MIN": "2"}, {"bucketing.sizes.smallest": 3}, []),
         # the backend reads it
-        ({"VLLM_PROMPT_BS_BUCKET_MAX": "2"}, {}, []),
+        ({"OTHER_PROMPT_MAX": "2"}, {}, []),
         (
-            {"VLLM_PROMPT_BS_BUCKET_MXA": "2"},
+            {"OTHER_PROMPT_MXA": "2"},
             {},
-            ["VLLM_PROMPT_BS_BUCKET_MXA=2 has no effect: there is no such bucket size. "
-             'Did you mean "VLLM_PROMPT_BS_BUCKET_MAX"?'],
+            ["OTHER_PROMPT_MXA=2 has no effect: there is no such bucket size. "
+             'Did you mean "OTHER_PROMPT_MAX"?'],
         ),
     ],
 )  # fmt: skip
