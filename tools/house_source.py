@@ -36,7 +36,7 @@ ENGINE_ROOMS: tuple[tuple[str, ...], ...] = (
     ("state",),
     ("step",),
     ("cache", "sequences"),
-    ("guard", "guards", "guarded_sampling", "restorable"),
+    ("guard", "guarded_sampling", "restorable"),
 )
 """Rooms of the engine, top to bottom: those of one row stand side by side."""
 

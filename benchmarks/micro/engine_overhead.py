@@ -16,9 +16,8 @@ import time
 from typing import Any
 
 from trencadis.clock import SystemClock
-from trencadis.engine.guards import GuardedBucketing, GuardedScheduling
 from trencadis.interfaces import SchedulerView, TokenSplit
-from trencadis.records import Batch, Bucket, Request, SamplingParams, Shape, StepOutput
+from trencadis.records import Batch, Bucket, Request, SamplingParams, StepOutput
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
@@ -38,18 +37,9 @@ class TimedBackend(FakeBackend):
         return output
 
 
-class Inlined(GuardedScheduling):
+def split(view: SchedulerView, *, token_budget: int) -> TokenSplit:
     """First come, first served written into the seam itself: no policy object, no check."""
-
-    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
-        return TokenSplit(token_budget, token_budget)
-
-
-class InlinedExact(GuardedBucketing):
-    """Every shape is its own bucket, without an object to ask or an answer to check."""
-
-    def bucket_for(self, shape: Shape) -> Bucket:
-        return Bucket.of(shape)
+    return TokenSplit(token_budget, token_budget)
 
 
 def build(num_sequences: int, *, inlined: bool = False, num_blocks: int = 0) -> tuple[Any, TimedBackend]:
@@ -64,8 +54,8 @@ def build(num_sequences: int, *, inlined: bool = False, num_blocks: int = 0) -> 
         max_num_batched_tokens=BUDGET,
     )
     if inlined:
-        engine._scheduler._policy.__class__ = Inlined
-        engine._builder.passes._bucketing.__class__ = InlinedExact
+        engine._scheduler._policy.split = split
+        engine._builder.passes._bucketing.ask.bucket_for = Bucket.of  # every shape is its own bucket
     for i in range(num_sequences):
         prompt = tuple((i * 7 + j) % 97 for j in range(40))
         engine.add(

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from trencadis.config.schema import BUCKETING_BY_LAYOUT, NounConfig, PluginsConfig
     from trencadis.engine.batching.warmup import completing_buckets
     from trencadis.engine.build import build_engine
+    from trencadis.engine.cache.guarded import GuardedEviction
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
-    from trencadis.engine.guards import GuardedEviction
     from trencadis.engine.inspect.accounting import EngineTotals
     from trencadis.engine.inspect.snapshot import EngineSnapshot
     from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
@@ -75,7 +75,7 @@ _HOMES = {
     "EngineTotals": "engine.inspect.accounting",
     "EngineSnapshot": "engine.inspect.snapshot",
     "FailureCosts": "engine.scheduling.tenants",
-    "GuardedEviction": "engine.guards",
+    "GuardedEviction": "engine.cache.guarded",
     "LEDGER": "startup",
     "LiveRow": "client.replicas.mover",
     "Mover": "client.replicas.mover",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trencadis.interfaces import LiveRequests, ReplicaViews, Router, RoutingRequest, SupportsMoves
+from trencadis.interfaces.laws import legal
 from trencadis_testing.hash_seeds import same_under_other_hashes
 from trencadis_testing.resources import call_s, ends_its_threads, growth_bytes
 
@@ -140,10 +141,7 @@ class RouterConformance:
             router = routers[count]
             request, views = _some_request(rng), _some_views(rng, count)
             for method in (router.peek, router.select):
-                chosen = method(request, views)
-                assert isinstance(chosen, int | np.integer), f"{method.__name__}() returned {chosen!r}"
-                assert 0 <= chosen < count, f"{method.__name__}() returned {chosen} of {count} replicas"
-                assert views.is_healthy[chosen], f"{method.__name__}() returned {chosen}, which is not healthy"
+                legal(getattr(Router, method.__name__), method(request, views), request, views)
 
     def test_a_peek_tells_the_next_choice_and_changes_nothing(self) -> None:
         """Asking is free: who asks often, or not at all, gets the same choices."""
@@ -243,7 +241,7 @@ class RouterConformance:
         for router, live, views in self._asked_for_moves(120, seed=29):
             assert 0 < router.moves_period_s < np.inf, f"moves_period_s = {router.moves_period_s!r}"
             moves = router.moves(live, views)
-            assert isinstance(moves, Sequence), f"moves() returned {moves!r}"
+            legal(SupportsMoves.moves, moves, live, views)
             assert len({move[0] for move in moves}) == len(moves), f"a request moves twice: {moves}"
             for request, replica in moves:
                 assert 0 <= request < len(live.replica), f"there is no request {request}"

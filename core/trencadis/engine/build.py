@@ -28,13 +28,14 @@ from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, completin
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.cache_size import longest_sequence, size_cache
 from trencadis.engine.cache.defragmenter import Defragmenter
+from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.engine.cache.partitions import PartitionedBlocks
 from trencadis.engine.cache.swapping import Swapping, num_host_blocks
 from trencadis.engine.embedding import EmbeddingEngine, EmbeddingQueue
 from trencadis.engine.engine import Engine
+from trencadis.engine.guard import Fallback, Guarded
 from trencadis.engine.guarded_sampling import GuardedAcceptance, GuardedSampler
-from trencadis.engine.guards import Fallback, GuardedBucketing, GuardedEviction, GuardedScheduling
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.flight_files import FlightFiles
@@ -42,6 +43,7 @@ from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.layout_support import CONNECTOR_RANKS, check_layout
 from trencadis.engine.request_check import check_honoured
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
@@ -764,7 +766,7 @@ def compose_engine(
     swapping = Swapping(num_host_blocks=num_hosted, copy=_swap(executor), num_partitions=num_partitions)
     state = _state(config, parts, HeldClock(clock), swapping, limits, meters)
     made = parts.make_bucketing(_limits_of_rank(limits, num_partitions))
-    bucketing = GuardedBucketing(*made, meter=meters("bucketing", made[0]))
+    bucketing = Guarded(BucketingStrategy, *made, meter=meters("bucketing", made[0]))
     passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
     drafting = _drafting(parts, state, passes, limits, meters)
     policy = _policy(config, parts, state, meters)
@@ -889,7 +891,7 @@ def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, de
 def _warmed_passes(
     config: Config,
     executor: Executor,
-    bucketing: GuardedBucketing,
+    bucketing: Guarded[BucketingStrategy],
     state: EngineState,
     limits: BucketLimits,
     *,
@@ -905,7 +907,7 @@ def _warmed_passes(
         if not config.engine.warmup:
             logger.info("engine.warmup is off: each bucket is compiled when a step first needs it.")
         check_misses(config, bucketing, buckets)
-        covering = completing_buckets(config.bucketing, bucketing.bucket_for, buckets, limits)
+        covering = completing_buckets(config.bucketing, bucketing.ask.bucket_for, buckets, limits)
         warmed = warm_up(executor, (*buckets, *covering), clock=clock, progress=progress)
         passes.prepared(warmed.report.prepared)
         passes.defer(warmed.deferred)
@@ -914,7 +916,7 @@ def _warmed_passes(
 
 
 def _pass_planner(
-    config: Config, executor: Executor, bucketing: GuardedBucketing, state: EngineState, limits: BucketLimits
+    config: Config, executor: Executor, bucketing: Guarded[BucketingStrategy], state: EngineState, limits: BucketLimits
 ) -> PassPlanner:
     num_partitions = _layout(config).num_partitions
     kind: Callable[..., PassPlanner] = PassPlanner
@@ -969,7 +971,7 @@ def _connecting(executor: Executor) -> SupportsKVConnector:
     raise BackendError(f"{type(executor).__name__} takes no KV connector.", hint='Set kv_connector.name to "none".')
 
 
-def _table(bucketing: GuardedBucketing, limits: BucketLimits) -> tuple[Bucket, ...]:
+def _table(bucketing: Guarded[BucketingStrategy], limits: BucketLimits) -> tuple[Bucket, ...]:
     """Return the buckets that a strategy lists.
 
     Raises:
@@ -1290,7 +1292,7 @@ def with_drafter(model: ModelFacts, drafter: Speculator | None) -> ModelFacts:
     return attrs.evolve(model, kv_bytes_per_token=model.kv_bytes_per_token + kept) if kept else model
 
 
-def check_misses(config: Config, bucketing: GuardedBucketing, buckets: tuple[Bucket, ...]) -> None:
+def check_misses(config: Config, bucketing: Guarded[BucketingStrategy], buckets: tuple[Bucket, ...]) -> None:
     """Refuse an engine that would refuse every request.
 
     Raises:

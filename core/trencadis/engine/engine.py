@@ -29,7 +29,6 @@ from trencadis.engine.commit.committer import Committer
 from trencadis.engine.commit.output_check import FailedStep, OutputCheck
 from trencadis.engine.commit.recovery import Recovery, restart_ranks
 from trencadis.engine.embedding import EmbeddingQueue
-from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
@@ -42,6 +41,7 @@ from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.restorable import Restorable
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import NO_SHADOW
 from trencadis.engine.speculation.drafting import Drafting

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from trencadis.engine.commit.output_check import wrong_logprobs
-from trencadis.engine.guards import Guarded
+from trencadis.engine.guard import Guarded
 from trencadis.engine.request_check import check_honoured
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import as_words, reraise_interrupt
@@ -56,7 +56,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
     """
 
     def __init__(self, label: str, strategy: Sampler, make_fallback: Callable[[], Sampler] | None = None) -> None:
-        super().__init__(label, strategy, make_fallback)
+        super().__init__(Sampler, label, strategy, make_fallback)
         self._sizes: dict[str, Any] = {}
         self._is_static = False
         self._starts: dict[int, RowStart] = {}
@@ -122,7 +122,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
                 return self._checked(self.strategy.sample(logits, context), logits, context)
             except BaseException as error:
                 reraise_interrupt(error)
-                raise self._failed(error) from error
+                raise self._step_failed(error) from error
         return self._sample(logits, context)
 
     def verify(
@@ -136,7 +136,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
             raise
         except BaseException as error:
             reraise_interrupt(error)
-            raise self._failed(error) from error
+            raise self._step_failed(error) from error
 
     def _sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
         """Sample copies, so that there is something left to go on with."""
@@ -217,7 +217,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
         self._refused.clear()
         return True
 
-    def _failed(self, error: BaseException) -> StepFailedError:
+    def _step_failed(self, error: BaseException) -> StepFailedError:
         """Return the error of a step that failed with the call; the step that takes its place has the fallback, if there is one."""
         if self._replace(error):
             return StepFailedError(f"{self.label} takes over; the step is computed again.")
@@ -281,7 +281,7 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
         *,
         remake: Callable[[], AcceptanceRule] | None = None,
     ) -> None:
-        super().__init__(label, strategy, make_fallback)
+        super().__init__(AcceptanceRule, label, strategy, make_fallback)
         self.fault = ""
         self._remake = remake
         self._adopt()

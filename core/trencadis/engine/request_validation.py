@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from trencadis.engine.embedding import EmbeddingQueue
-from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_check import check_request
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.role import EngineRole
 from trencadis.errors import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from trencadis.interfaces.laws import covering, law, tell
 from trencadis.records import Bucket, BucketLimits, Shape
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "BucketingStrategy"]
@@ -33,6 +34,7 @@ class BucketingStrategy(ABC):
         """
 
     @abstractmethod
+    @law(covering("shape"), opens=True)
     def bucket_for(self, shape: Shape) -> Bucket:
         """Return a bucket that covers ``shape`` in every dimension.
 
@@ -44,5 +46,6 @@ class BucketingStrategy(ABC):
             shape: Sizes before padding, each within the limits.
         """
 
-    def observe(self, shape: Shape, bucket: Bucket) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def observe(self, shape: Shape, bucket: Bucket) -> None:
         """Receives which bucket a pass ran in; for strategies that learn. Once per pass and step, at most 2 µs."""

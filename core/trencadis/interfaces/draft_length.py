@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import attrs
 
+from trencadis.interfaces.laws import at_least, counts_up_to, law, tell
 from trencadis.records import Int32Array, Int64Array
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "DraftLength", "LengthView", "VerifiedStep"]
@@ -78,12 +79,14 @@ class DraftLength(ABC):
     """
 
     @abstractmethod
+    @law(counts_up_to("view.max_draft_tokens"))
     def choose(self, view: LengthView) -> Int32Array:
         """Return the most drafts for each sequence, int32 ``[num_sequences]``, 0 .. ``view.max_draft_tokens``.
 
         Once per step with decodes; at most 20 µs and 1 µs per sequence. Must not look at what the drafts will be.
         """
 
+    @law(at_least(0))
     def rest(self) -> int:
         """Return for how many of the next steps the lengths stand, 0 or more: in these nothing is asked and nothing told.
 
@@ -91,8 +94,10 @@ class DraftLength(ABC):
         """
         return 0
 
-    def on_verified(self, step: VerifiedStep) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_verified(self, step: VerifiedStep) -> None:
         """Receives what a step brought; once per commit of a step that decoded, with drafts or without, but where lengths stand."""
 
-    def on_finished(self, *, slot: int) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_finished(self, *, slot: int) -> None:
         """Called when a sequence left the engine."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from trencadis.interfaces.laws import distinct, law, tell
+
 __all__ = ["INTERFACE_VERSION", "STABILITY", "EvictionPolicy"]
 
 INTERFACE_VERSION = 1
@@ -26,7 +28,8 @@ class EvictionPolicy(ABC):
     replaced by its fallback.
     """
 
-    def on_use(  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_use(
         self, blocks: Sequence[int], *, keys: Sequence[bytes], depths: Sequence[int], salt: str, now_s: float
     ) -> None:
         """Learn what blocks hold, each time a sequence computes or finds their content. Optional.
@@ -43,6 +46,7 @@ class EvictionPolicy(ABC):
         """
 
     @abstractmethod
+    @tell
     def on_free(self, blocks: Sequence[int], *, depths: Sequence[int], now_s: float) -> None:
         """Take new candidates: blocks whose reference count fell to 0 and whose content stays cached.
 
@@ -53,10 +57,12 @@ class EvictionPolicy(ABC):
         """
 
     @abstractmethod
+    @tell
     def on_hit(self, blocks: Sequence[int], *, now_s: float) -> None:
         """Drop candidates that a sequence references again; blocks in chain order, head first."""
 
     @abstractmethod
+    @law(distinct("num_blocks"), opens=True)
     def victims(self, num_blocks: int) -> list[int]:
         """Remove and return the ``num_blocks`` candidates that go first; O(num_blocks log n).
 
@@ -65,5 +71,6 @@ class EvictionPolicy(ABC):
         """
 
     @abstractmethod
+    @tell
     def forget(self, blocks: Sequence[int]) -> None:
         """Drop candidates that the core took away for another reason, such as a cache reset."""

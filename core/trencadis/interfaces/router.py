@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import attrs
 
+from trencadis.interfaces.laws import healthy, law, moves, tell
 from trencadis.records import BoolArray, FloatArray, Int32Array, Int64Array
 
 __all__ = [
@@ -83,9 +84,11 @@ class Router(ABC):
     needs_prefixes: bool = False
 
     @abstractmethod
+    @law(healthy("replicas"))
     def peek(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
         """Return the index of a healthy replica: what :meth:`select` would return now. Pure."""
 
+    @law(healthy("replicas"), opens=True, calls_others=True)
     def select(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
         """Return the index of a healthy replica, which takes the request; may remember it. Once per request and try.
 
@@ -93,13 +96,16 @@ class Router(ABC):
         """
         return self.peek(request, replicas)
 
-    def on_finished(self, request: RoutingRequest, replica: int) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_finished(self, request: RoutingRequest, replica: int) -> None:
         """Called when a request that :meth:`select` chose a replica for has ended, or has left a replica that ended."""
 
-    def on_replica_added(self, replica: int) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_replica_added(self, replica: int) -> None:
         """Called when a replica has begun to serve, with an empty cache: each at the start, and one that is started again."""
 
-    def on_replica_removed(self, replica: int) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_replica_removed(self, replica: int) -> None:
         """Called when a replica has ended; its index stays its own."""
 
 
@@ -159,6 +165,7 @@ class SupportsMoves(ABC):
     moves_period_s: float = 0.1
 
     @abstractmethod
+    @law(moves(), otherwise=())
     def moves(self, live: LiveRequests, replicas: ReplicaViews) -> Sequence[Move]:
         """Return which requests are to move now, each at most once; the first ones count where there are too many. Pure.
 
@@ -169,7 +176,8 @@ class SupportsMoves(ABC):
             replicas: As for :meth:`Router.select`; ``hit_blocks`` is 0.
         """
 
-    def on_moved(self, request: RoutingRequest, replica: int) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_moved(self, request: RoutingRequest, replica: int) -> None:
         """Called when a request that was to move is sent to its new replica.
 
         :meth:`Router.on_finished` was called for the replica that it left, and will be for this one.

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
+from trencadis.interfaces.laws import at_least, at_most, budgets_within, law, one_of, permutation_of, readable, tell
 from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "SchedulerView", "SchedulingPolicy", "SupportsSteadySteps", "TokenSplit"]
@@ -118,6 +119,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
 
     preempts: bool = False
 
+    @law(readable())
     def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
         """Return why a new request is refused, at most 1,000 printable characters, or an empty string.
 
@@ -130,6 +132,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return ""
 
+    @law(readable())
     def admit_tenant(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
         """Return why a new request is refused for what its tenant has waiting, or an empty string.
 
@@ -142,13 +145,15 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return ""
 
-    def on_added(self, *, slot: int, request: Request) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_added(self, *, slot: int, request: Request) -> None:
         """Receives which slot a new request waits in, with all that is known of it. Once per request, after ``admit``.
 
         A policy that takes over while requests run, as a fallback or by a change of scheduling, is told of each live one in the
         order of arrival, also of those that run already.
         """
 
+    @law(permutation_of("view.waiting"), scales_with="view.waiting", each=4096)
     def order(self, view: SchedulerView) -> Int32Array:
         """Return ``view.waiting`` in the order in which to admit: a permutation of it.
 
@@ -157,6 +162,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return view.waiting
 
+    @law(budgets_within("token_budget", TokenSplit), opens=True)
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return how many tokens decodes and prefills may use in this step.
 
@@ -165,6 +171,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return TokenSplit(decode=token_budget, prefill=token_budget)
 
+    @law(at_most("num_remaining", "token_budget"))
     def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
         """Return how many tokens of a prefill to compute now, 0 .. min(num_remaining, token_budget).
 
@@ -176,6 +183,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return min(num_remaining, token_budget)
 
+    @law(one_of("candidates"))
     def victim(self, view: SchedulerView, *, candidates: Int32Array) -> int:
         """Return which candidate loses its blocks because a running sequence needs one; the youngest by default.
 
@@ -185,6 +193,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return int(candidates[-1])
 
+    @law(one_of("candidates", or_none=True))
     def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return which candidate loses its blocks so that a waiting sequence can be admitted, or -1: then it waits.
 
@@ -199,7 +208,8 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return -1
 
-    def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
         """Called when a sequence left the engine, for whatever reason; its slot may be reused."""
 
 
@@ -210,6 +220,7 @@ class SupportsSteadySteps(ABC):
     """
 
     @abstractmethod
+    @law(at_least(1), otherwise=1)
     def steady_steps(self, view: SchedulerView) -> int:
         """Return for how many steps, the planned one included, ``split`` will leave room for the decodes of all that run; at least 1.
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import attrs
 
+from trencadis.interfaces.laws import drafts_for, law, tell
 from trencadis.interfaces.optional_calls import HeadGuesses
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Int64Array, Request
 
@@ -83,6 +84,7 @@ class Speculator(ABC):
         """Receives the engine's sizes; once, before the first ``propose``, to allocate and prepare."""
 
     @abstractmethod
+    @law(drafts_for("view"))
     def propose(self, view: DraftView) -> Drafts:
         """Return at most ``view.max_draft_tokens`` drafts for each sequence, in the view's order.
 
@@ -90,10 +92,12 @@ class Speculator(ABC):
         in a later one.
         """
 
-    def on_verified(self, *, slots: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:  # noqa: B027
+    @tell  # noqa: B027 - optional
+    def on_verified(self, *, slots: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
         """Receives how many drafts of each sequence were accepted; once per commit of a step with drafts."""
 
-    def on_finished(self, *, slot: int, token_ids: Int32Array) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_finished(self, *, slot: int, token_ids: Int32Array) -> None:
         """Called when a sequence left the engine.
 
         Args:

@@ -10,6 +10,7 @@ then the next plan would be another one, it is one step as any other.
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import cast
 
 import attrs
 import numpy as np
@@ -124,15 +125,7 @@ class SteadyEngine(Engine):
         Raises:
             StepFailedError: It raised, or its answer is no whole number from 1 on.
         """
-        view = self._scheduler.views.view()
-
-        def check(answer: int) -> str:
-            is_right = isinstance(answer, int) and not isinstance(answer, bool) and answer >= 1
-            return "" if is_right else f"steady_steps() returned {answer!r}, no whole number from 1 on"
-
-        return self._policy.guarded(
-            "steady_steps", lambda one: one.steady_steps(view) if isinstance(one, SupportsSteadySteps) else 1, check
-        )
+        return cast("SupportsSteadySteps", self._policy.ask).steady_steps(self._scheduler.views.view())
 
     def _commit_oldest(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
         stretch = self._open

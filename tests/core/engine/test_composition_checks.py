@@ -5,10 +5,10 @@ import pytest
 
 from trencadis.config.schema import BucketingConfig, CacheConfig, Config, EngineConfig
 from trencadis.engine.build import check_misses, check_trees, with_drafter, without_sharing
-from trencadis.engine.guards import GuardedBucketing
+from trencadis.engine.guard import Guarded
 from trencadis.engine.speculation.drafting import Speculation
 from trencadis.errors import CapabilityError, ConfigValueError
-from trencadis.interfaces import BackendCapabilities
+from trencadis.interfaces import BackendCapabilities, BucketingStrategy
 from trencadis.records import Bucket, ModelFacts
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
 from trencadis_testing.engines import ExactShapes
@@ -67,7 +67,7 @@ def test_an_engine_that_would_refuse_every_request_is_refused(warmup: bool, why:
     config = Config(
         engine=attrs.evolve(EngineConfig(), warmup=warmup), bucketing=BucketingConfig(name="x", on_miss="refuse")
     )
-    guarded = GuardedBucketing("exact shapes", ExactShapes())
+    guarded = Guarded(BucketingStrategy, "exact shapes", ExactShapes())
     with pytest.raises(ConfigValueError, match=why):
         check_misses(config, guarded, ())
     check_misses(config, guarded, (Bucket(1, 1, 1),))

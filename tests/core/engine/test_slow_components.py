@@ -12,7 +12,7 @@ from support.kv.wild_connector import WildConnector, WildScheduler
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import Config
 from trencadis.engine.build import Meters
-from trencadis.engine.guards import Fallback
+from trencadis.engine.guard import Fallback
 from trencadis.engine.speculation.drafting import Drafting, Speculation
 from trencadis.faults import switched_off
 from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy, SupportsHandover, TokenSplit

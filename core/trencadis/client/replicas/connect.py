@@ -24,7 +24,7 @@ from trencadis.config import Config
 from trencadis.console import on_terminal
 from trencadis.engine.build import Meters
 from trencadis.engine.cache.hashing import BlockHasher
-from trencadis.engine.guards import Fallback
+from trencadis.engine.guard import Fallback
 from trencadis.errors import ContractError, EngineEndedError
 from trencadis.interfaces import ComponentContext, Router
 from trencadis.registry import Choice, Registry, resolve_plan

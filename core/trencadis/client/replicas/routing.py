@@ -132,7 +132,7 @@ class Routing:
 
     def select(self, request: RoutingRequest) -> int:
         """Return the replica that takes a request, which counts as its own from now on; at least one is there."""
-        chosen = self._router.select(request, self._seen(request))
+        chosen = self._router.ask.select(request, self._seen(request))
         self._taken(request, chosen)
         return chosen
 
@@ -166,7 +166,7 @@ class Routing:
         """Return where a request would go now, and the blocks of it that each replica has."""
         views = self._seen(request)
         return {
-            "replica": self._router.peek(request, views),
+            "replica": self._router.ask.peek(request, views),
             "num_blocks": len(request.block_hashes),
             "hit_blocks": views.hit_blocks.tolist(),
             "num_live": views.num_live.tolist(),

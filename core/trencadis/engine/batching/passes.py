@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from trencadis.engine.guards import GuardedBucketing
+from trencadis.engine.guard import Guarded
 from trencadis.engine.sequences import SequenceTable
 from trencadis.engine.state import EngineState
 from trencadis.errors import UnpreparedShapeError
-from trencadis.interfaces import BackendCapabilities
+from trencadis.interfaces import BackendCapabilities, BucketingStrategy
 from trencadis.records import (
     Batch,
     Bucket,
@@ -119,7 +119,7 @@ class PassPlanner:
 
     def __init__(
         self,
-        bucketing: GuardedBucketing,
+        bucketing: Guarded[BucketingStrategy],
         *,
         capabilities: BackendCapabilities,
         table: SequenceTable,
@@ -203,7 +203,7 @@ class PassPlanner:
         """Return the token positions of a decode pass over so many sequences with so many tokens each."""
         if self._ragged or self._unified:
             return num_sequences * query_len
-        return self._bucketing.bucket_for(Shape(num_sequences, query_len, num_sequences, Phase.DECODE)).num_tokens
+        return self._bucketing.ask.bucket_for(Shape(num_sequences, query_len, num_sequences, Phase.DECODE)).num_tokens
 
     def _group(self, plan: Plan, prefills: Int32Array) -> list[Int32Array]:
         """Cut prefills, longest first, into groups whose bucket stays within the token budget."""
@@ -222,7 +222,7 @@ class PassPlanner:
         shape = self._group_shape(plan.starts[indices], plan.num_scheduled[indices], plan.rows[indices])
         if shape.num_tokens > self._max_positions or shape.batch_size > self._max_prefills:
             return False
-        bucket = self._bucketing.bucket_for(shape)
+        bucket = self._bucketing.ask.bucket_for(shape)
         # Two passes that are prepared are faster than one that has to be compiled.
         return bucket.num_tokens <= self._max_positions and (not self._prepared or bucket in self._prepared)
 
@@ -239,10 +239,10 @@ class PassPlanner:
         else:
             shape = self._shape(starts, lengths, rows, phase, block_tables)
         is_listed = self._listed or self._deferred
-        bucket = self._bucket_for(shape) if is_listed else self._bucketing.bucket_for(shape)
+        bucket = self._bucket_for(shape) if is_listed else self._bucketing.ask.bucket_for(shape)
         if not self._ragged:
             self._note(shape, bucket)
-            self._bucketing.observe(shape, bucket)
+            self._bucketing.ask.observe(shape, bucket)
         samples = plan.samples if whole else plan.samples[indices]
         num_logits = samples.astype(np.int32)
         if plan.drafts is not None:
@@ -261,7 +261,7 @@ class PassPlanner:
         )
 
     def _bucket_for(self, shape: Shape) -> Bucket:
-        bucket = self._bucketing.bucket_for(shape)
+        bucket = self._bucketing.ask.bucket_for(shape)
         if bucket in self._listed:
             self.counts.num_hits += 1
         elif self._listed:
@@ -274,7 +274,7 @@ class PassPlanner:
         found = self._stand_ins.get(shape)
         if found is None:
             covering = (bucket for bucket in self._prepared if bucket.covers(shape))
-            own = self._bucketing.bucket_for(shape)
+            own = self._bucketing.ask.bucket_for(shape)
             found = self._stand_ins[shape] = min(covering, key=_cost, default=own)
         if found in self._prepared:
             self.counts.num_substituted += 1

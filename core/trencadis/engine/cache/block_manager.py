@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.engine.guards import GuardedEviction
+from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.inspect.snapshot import BlockSnapshot
 from trencadis.errors import InternalError
 from trencadis.records import Int32Array

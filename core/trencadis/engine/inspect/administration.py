@@ -9,10 +9,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.explain import explain_request
 from trencadis.engine.inspect.off import off_table
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.scheduling.switch import PreparedScheduling, SchedulingSwitch
 from trencadis.engine.state import EngineState

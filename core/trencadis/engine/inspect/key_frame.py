@@ -17,10 +17,10 @@ import attrs
 import numpy as np
 
 from trencadis.engine.commit.recovery import Recovery
-from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.accounting import SubmittedStep
 from trencadis.engine.inspect.policy_memory import PolicyMemory
 from trencadis.engine.restorable import Restorable
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.sequences import Sequence as EngineSequence
 from trencadis.engine.sequences import SequenceState
@@ -254,7 +254,7 @@ class FramedParts:
                 part.eviction.restore_ids(values["id_of"])
                 PolicyMemory.restore(part.eviction.strategy, memory, hash_of)
             else:
-                part.eviction.show_anew()
+                part.eviction.inform_again()
 
 
 def _sequence(state: EngineState, sequence: EngineSequence) -> dict[str, Any]:

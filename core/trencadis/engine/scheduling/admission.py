@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.decisions import StepNotes, Stop
 from trencadis.engine.restorable import Restorable
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.sequences import Sequence, SlotQueue
 from trencadis.engine.state import EngineState
 from trencadis.interfaces import Lookup, SchedulerView

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.state import EngineState
 from trencadis.faults import CallMeter
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.decisions import Decisions, StepNotes, Stop
 from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.admission import Admission
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.views import ViewMaker
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import InternalError
 from trencadis.interfaces import SchedulerView, TokenSplit
-from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Int64Array, Plan
+from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Int64Array, Plan, read_only
 
 __all__ = ["Preemptor", "Scheduler"]
 
@@ -293,7 +293,7 @@ class Scheduler:
         often = table.num_preemptions[candidates] >= self._max_preemptions
         if often.any() and not often.all():
             candidates = candidates[~often]
-        victim = self._policy.victim(view, candidates=candidates)
+        victim = self._policy.victim(view, candidates=read_only(candidates))
         self.notes.preempt(victim, num_needed=num_needed, num_free=self._blocks.num_available)
         state.preempt(table.sequence(victim))
         self._preempted.append(victim)
@@ -496,7 +496,7 @@ class Preemptor(Restorable):
         while rows > 0 or blocks > 0:
             if not candidates.size:
                 return []
-            victim = self._policy.give_way(view, slot=slot, candidates=candidates)
+            victim = self._policy.give_way(view, slot=slot, candidates=read_only(candidates))
             if victim < 0:
                 return []
             chosen.append(victim)

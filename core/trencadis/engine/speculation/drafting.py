@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
+from trencadis.engine.guard import Fallback, Guarded, TooSlowError
 from trencadis.engine.guarded_sampling import GuardedAcceptance
-from trencadis.engine.guards import Fallback, Guarded, TooSlowError
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, reraise_interrupt, shown
@@ -33,6 +33,7 @@ from trencadis.interfaces import (
     SupportsHead,
     VerifiedStep,
 )
+from trencadis.interfaces.laws import legal
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
 
 __all__ = ["Drafting", "GuardedSpeculator", "Speculation", "check_numbers"]
@@ -125,7 +126,7 @@ class Drafting:
             labels[0], drafter, speculation.make_fallbacks[0], vocab_size=vocab_size, meter=meters[0]
         )
         self._length: Guarded[DraftLength] = Guarded(
-            labels[1], length, speculation.make_fallbacks[1], meter=meters[1], ends_if_slow=True
+            DraftLength, labels[1], length, speculation.make_fallbacks[1], meter=meters[1], ends_if_slow=True
         )
 
     @property
@@ -163,7 +164,7 @@ class Drafting:
             self._speculator.try_again()
             self._length.try_again()
             slots, most = self._asked()
-            drafts = self._speculator.propose(self._view(slots, most)) if slots.size else None
+            drafts = self._speculator.ask.propose(self._view(slots, most)) if slots.size else None
         except StepFailedError as error:
             self._switch_off(error)
             return None, _EMPTY
@@ -183,15 +184,12 @@ class Drafting:
         num_accepted = np.where(num_drafts > 0, np.maximum(output.num_emitted - 1, 0), 0).astype(np.int32)
         try:
             if plan.drafts is not None:
-                self._speculator.tell(
-                    "on_verified",
-                    lambda speculator: speculator.on_verified(
-                        slots=read_only(plan.slots), num_drafts=num_drafts.copy(), num_accepted=num_accepted.copy()
-                    ),
+                self._speculator.ask.on_verified(
+                    slots=read_only(plan.slots), num_drafts=num_drafts.copy(), num_accepted=num_accepted.copy()
                 )
             step = None if self._rests else self._verified_step(plan, output, num_drafts, num_accepted)
             if step is not None:
-                self._length.guarded("on_verified", lambda length: length.on_verified(step))
+                self._length.ask.on_verified(step)
         except StepFailedError as error:
             self._switch_off(error)
 
@@ -201,10 +199,8 @@ class Drafting:
             return
         self._shapes.pop(slot, None)
         try:
-            self._speculator.tell(
-                "on_finished", lambda speculator: speculator.on_finished(slot=slot, token_ids=token_ids)
-            )
-            self._length.guarded("on_finished", lambda length: length.on_finished(slot=slot))
+            self._speculator.ask.on_finished(slot=slot, token_ids=token_ids)
+            self._length.ask.on_finished(slot=slot)
         except StepFailedError as error:
             self._switch_off(error)
 
@@ -285,9 +281,8 @@ class Drafting:
             padded_tokens=self._padded_tokens,
             pads=self._pads,
         )
-        chosen = self._length.guarded("choose", lambda length: length.choose(view), lambda chosen: _fault(chosen, view))
-        self._num_rests = self._length.guarded("rest", lambda length: length.rest(), _rest_fault)
-        chosen = chosen.astype(np.int32)
+        chosen = self._length.ask.choose(view).astype(np.int32)
+        self._num_rests = self._length.ask.rest()
         self._standing = (view.epochs.tobytes(), chosen) if chosen.any() else None
         return chosen
 
@@ -359,19 +354,6 @@ class Drafting:
         )
 
 
-def _fault(chosen: Int32Array, view: LengthView) -> str:
-    """Return what is wrong with draft lengths. Pure."""
-    most = view.max_draft_tokens
-    is_complete = isinstance(chosen, np.ndarray) and chosen.dtype.kind in "iu" and chosen.shape == most.shape
-    if not is_complete or ((chosen < 0) | (chosen > most)).any():
-        return f"it chose {shown(chosen)} drafts, allowed are 0 to {shown(most)}"
-    return ""
-
-
-def _rest_fault(steps: int) -> str:
-    return "" if type(steps) is int and steps >= 0 else f"it rests for {shown(steps)} steps"
-
-
 def check_numbers(label: str, speculator: Speculator) -> None:
     """Refuse a speculator whose numbers are none to reckon with: room is made by them.
 
@@ -417,7 +399,7 @@ class GuardedSpeculator(Guarded[Speculator]):
         vocab_size: int = 1 << 31,
         meter: CallMeter | None = None,
     ) -> None:
-        super().__init__(label, strategy, make_fallback, meter=meter, ends_if_slow=True)
+        super().__init__(Speculator, label, strategy, make_fallback, meter=meter, ends_if_slow=True)
         check_numbers(label, strategy)
         self._vocab_size = vocab_size
         self.drafts_trees = strategy.drafts_trees
@@ -434,16 +416,6 @@ class GuardedSpeculator(Guarded[Speculator]):
         """Tell the chosen speculator the engine's sizes; what it raises ends the start."""
         self._limits = limits
         self.strategy.allocate(limits)
-
-    def propose(self, view: DraftView) -> Drafts:
-        """Return legal drafts."""
-        return self.guarded(
-            "propose", lambda speculator: speculator.propose(view), lambda drafts: self._fault(drafts, view)
-        )
-
-    def tell(self, method: str, tell: Callable[[Speculator], None]) -> None:
-        """Tell the speculator something."""
-        self.guarded(method, tell)
 
     def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in place: it gets the sizes, and frees the device of its predecessor's."""
@@ -473,36 +445,12 @@ class GuardedSpeculator(Guarded[Speculator]):
         if self._limits is not None:
             fallback.allocate(self._limits)
 
-    def _fault(self, drafts: Drafts, view: DraftView) -> str:
-        """Return what is wrong with drafts: more than allowed, or others than were announced."""
-        counts, most = drafts.num_drafts, view.max_draft_tokens
-        columns = [counts, drafts.token_ids, *([] if drafts.parents is None else [drafts.parents])]
-        columns += [] if drafts.distributions is None else [drafts.distributions.rows]
-        if any(column.ndim != 1 or column.dtype.kind != "i" for column in columns):
-            return f"its drafts are no arrays of whole numbers: {', '.join(map(shown, columns))}"
-        if any(len(column) != len(drafts.token_ids) for column in columns[1:]):
-            return f"its drafts have columns of {', '.join(str(len(column)) for column in columns[1:])} rows"
-        if (
-            len(counts) != len(most)
-            or ((counts < 0) | (counts > most)).any()
-            or len(drafts.token_ids) != int(counts.sum())
-        ):
-            return f"it drafted {shown(counts)}, allowed are {shown(most)}"
+    def _check_propose(self, drafts: Drafts, args: tuple[DraftView], _: Mapping[str, Any]) -> Drafts:
+        """Return drafts of tokens that the model knows, linear ones where no trees were announced."""
         tokens = drafts.token_ids
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
-            return f"it drafted tokens {shown(tokens)}, the model knows 0 to {self._vocab_size - 1}"
-        if drafts.distributions is not None and len(tokens):
-            rows, shape = drafts.distributions.rows, tuple(drafts.distributions.probabilities.shape)
-            if len(shape) != 2 or int(rows.min()) < -1 or int(rows.max()) >= shape[0]:
-                return f"it drew drafts by the rows {shown(rows)} of probabilities of the shape {shown(shape)}"
-        if drafts.parents is None:
-            return ""
-        ends = np.cumsum(counts)
-        within = np.arange(len(drafts.parents)) - np.repeat(ends - counts, counts)
-        branches = drafts.parents != within - 1
-        may_not = np.repeat(view.linear_only, counts) if self.drafts_trees else True
-        if (branches & may_not).any():
-            return "it drafted a tree where drafts must be linear"
-        if (drafts.parents < -1).any() or (drafts.parents >= within).any():
-            return "it drafted a tree in which a draft comes before its parent"
-        return ""
+            raise ContractError(f"it drafted tokens {shown(tokens)}, the model knows 0 to {self._vocab_size - 1}")
+        if drafts.parents is not None and not self.drafts_trees:
+            (view,) = args
+            legal(Speculator.propose, drafts, attrs.evolve(view, linear_only=np.ones(len(view.slots), np.bool_)))
+        return drafts

@@ -55,7 +55,7 @@ def test_an_answer_that_is_no_healthy_replica_puts_the_fallback_in_place(
     guarded, fallback = GuardedRouter("router mine", Answers(answer), lambda: fallback), Answers(2)
     guarded.on_replica_added(0)
     guarded.on_replica_added(2)
-    assert guarded.select(REQUEST, VIEWS) == 2
+    assert guarded.ask.select(REQUEST, VIEWS) == 2
     assert guarded.num_quarantined == 1
     assert fallback.told == [("added", 0), ("added", 2)]
     assert "router mine" in caplog.text
@@ -66,10 +66,10 @@ def test_an_answer_that_is_no_healthy_replica_puts_the_fallback_in_place(
 
 def test_the_least_loaded_replica_stands_in_for_routers_that_all_failed() -> None:
     guarded = GuardedRouter("router mine", Answers(7), lambda: Answers(ValueError("no")))
-    assert [guarded.select(REQUEST, VIEWS), guarded.peek(REQUEST, VIEWS)] == [2, 2]
+    assert [guarded.ask.select(REQUEST, VIEWS), guarded.ask.peek(REQUEST, VIEWS)] == [2, 2]
     assert guarded.num_quarantined == 2
     alone = GuardedRouter("router mine", Answers(7))
-    assert alone.select(REQUEST, VIEWS) == 2
+    assert alone.ask.select(REQUEST, VIEWS) == 2
     assert alone.label == "the least loaded replica (fallback of router mine)"
 
 
@@ -84,7 +84,7 @@ def test_a_router_that_takes_too_long_is_replaced_after_its_answer(caplog: pytes
     meter = CallMeter("router slow", clock=clock, budget_s=0.2, setting="[budget] router_ms")
     guarded = GuardedRouter("router slow", Slow(), meter=meter)
     caplog.set_level(logging.WARNING)
-    assert [guarded.select(REQUEST, VIEWS), guarded.select(REQUEST, VIEWS)] == [0, 2]
+    assert [guarded.ask.select(REQUEST, VIEWS), guarded.ask.select(REQUEST, VIEWS)] == [0, 2]
     assert "router_ms" in caplog.text
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from trencadis.engine.batching.passes import PartitionedPassPlanner, PassPlanner
-from trencadis.engine.guards import GuardedBucketing
+from trencadis.engine.guard import Guarded
 from trencadis.engine.sequences import SequenceTable
-from trencadis.interfaces import BackendCapabilities
+from trencadis.interfaces import BackendCapabilities, BucketingStrategy
 from trencadis.records import Int32Array, Plan, UnifiedBucket
 from trencadis_testing.engines import ExactShapes
 
@@ -24,7 +24,9 @@ def planner(kind: type[PassPlanner], layout: str, contiguous: bool, **sizes: int
         layout=layout, default_block_size=4, max_prefill_batch_size=2, contiguous=contiguous
     )
     options: dict[str, Any] = {"block_size": 4, "max_num_batched_tokens": 64, **sizes}
-    return kind(GuardedBucketing("b", ExactShapes()), capabilities=capabilities, table=SequenceTable(), **options)
+    return kind(
+        Guarded(BucketingStrategy, "b", ExactShapes()), capabilities=capabilities, table=SequenceTable(), **options
+    )
 
 
 def plan_of(rows: Int32Array, starts: Int32Array, counts: Int32Array) -> Plan:

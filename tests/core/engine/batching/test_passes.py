@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from trencadis.engine.batching.passes import PassPlanner
-from trencadis.engine.guards import GuardedBucketing
+from trencadis.engine.guard import Guarded
 from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import UnpreparedShapeError
-from trencadis.interfaces import BackendCapabilities
+from trencadis.interfaces import BackendCapabilities, BucketingStrategy
 from trencadis.records import Bucket, Drafts, Phase, Plan, UnifiedBucket
 from trencadis_testing.engines import ExactShapes
 
@@ -23,7 +23,7 @@ def planner(
     refuse: bool = False,
 ) -> PassPlanner:
     return PassPlanner(
-        GuardedBucketing("bucketing", ExactShapes()),
+        Guarded(BucketingStrategy, "bucketing", ExactShapes()),
         capabilities=BackendCapabilities(
             layout=layout,
             default_block_size=4,
@@ -86,7 +86,7 @@ class Doubling(ExactShapes):
 
 def test_padded_prefill_of_several_sequences_stays_within_the_token_budget() -> None:
     passes = planner(max_prefills=8)
-    passes._bucketing = GuardedBucketing("bucketing", Doubling())
+    passes._bucketing = Guarded(BucketingStrategy, "bucketing", Doubling())
     found = passes.passes(plan([0] * 5, [9, 9, 9, 5, 3]), TABLES)
     # Three of nine tokens are 27 as they are, and 48 in their bucket.
     assert [one.bucket.num_tokens for one in found] == [32, 32, 4]
@@ -202,7 +202,7 @@ class Doubled(ExactShapes):
 
 def doubling() -> PassPlanner:
     passes = planner()
-    passes._bucketing = GuardedBucketing("bucketing", Doubled())
+    passes._bucketing = Guarded(BucketingStrategy, "bucketing", Doubled())
     return passes
 
 

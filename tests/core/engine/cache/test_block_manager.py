@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trencadis.engine.cache.block_manager import BlockManager
-from trencadis.engine.guards import GuardedEviction
+from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.errors import InternalError
 from trencadis.interfaces import EvictionPolicy
 from trencadis_testing.engines import OldestFirst

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.cache.partitions import PartitionedBlocks
-from trencadis.engine.guards import GuardedEviction
 from trencadis.engine.sequences import Rows
 from trencadis.errors import InternalError
 from trencadis_testing.engines import OldestFirst

@@ -9,7 +9,7 @@ import pytest
 
 from support.replays import record_of, recording_engine, replayed, serve_at_random
 from trencadis.engine.cache.block_manager import BlockManager
-from trencadis.engine.guards import GuardedEviction
+from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.inspect.policy_memory import PolicyMemory
 from trencadis.engine.inspect.trailing_blocks import TrailingBlocks
 from trencadis.interfaces.plain_state import plain_state

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.scheduling.admission import CachedOrder
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.sequences import SlotQueue
 from trencadis.interfaces import SchedulingPolicy
 

@@ -305,5 +305,5 @@ def test_a_rest_that_is_no_number_of_steps_ends_speculation(steps: Any) -> None:
     engine, executor = recorded(right, draft_length=Resting(steps))
     engine.add(request("r"))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 12, eos=-1)
-    assert "rests for" in engine.inspect().speculation_fault
+    assert "rest() returned" in engine.inspect().speculation_fault
     assert not any(step[0][2] for step in executor.steps)

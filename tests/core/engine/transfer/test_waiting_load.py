@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trencadis.engine.cache.block_manager import BlockManager
-from trencadis.engine.guards import GuardedEviction
+from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.transfer.waiting_load import WaitingLoad
 from trencadis_testing.engines import OldestFirst
 

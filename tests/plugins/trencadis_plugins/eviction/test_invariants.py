@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
 from trencadis.engine.cache.block_manager import BlockManager
-from trencadis.engine.guards import GuardedEviction
+from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.interfaces import ComponentContext, EvictionPolicy
 from trencadis.records import Request, SamplingParams
 from trencadis_plugins.eviction import trencadis_eviction_policies

@@ -2,19 +2,48 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
+from trencadis import interfaces
 from trencadis.activity import ACTIVITY, ActivityView
 from trencadis.clock import SimulatedClock
-from trencadis.engine.guards import GuardedEviction
-from trencadis.errors import RequestRefusedError
-from trencadis.interfaces import Observer, SchedulerView, SchedulingPolicy, TokenSplit
-from trencadis.records import Bucket, FinishReason, Request, SamplingParams, Shape, StepStats
-from trencadis_testing.engines import ExactShapes, OldestFirst, drain, make_engine
+from trencadis.engine.cache.guarded import GuardedEviction
+from trencadis.engine.guard import Guarded
+from trencadis.errors import ContractError, StepFailedError
+from trencadis.interfaces import (
+    BucketingStrategy,
+    DraftLength,
+    EvictionPolicy,
+    Move,
+    Observer,
+    Router,
+    SchedulerView,
+    SchedulingPolicy,
+    Speculator,
+    SupportsMoves,
+    SupportsSteadySteps,
+    TokenSplit,
+)
+from trencadis.interfaces.laws import legal, rules_of
+from trencadis.records import (
+    Bucket,
+    DraftDistributions,
+    Drafts,
+    Phase,
+    Request,
+    SamplingParams,
+    Shape,
+    StepStats,
+)
+from trencadis_testing.engines import OldestFirst, drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.speculation import draft_view
 
 PROMPT = tuple(range(1, 11))
 
@@ -26,80 +55,6 @@ def request(name: str = "r", prompt: tuple[int, ...] = PROMPT, **params: object)
 class Raises(SchedulingPolicy):
     def order(self, view: SchedulerView):
         raise KeyError("a bug in a plugin")
-
-
-class Permutes(SchedulingPolicy):
-    def order(self, view: SchedulerView):
-        return view.waiting[:-1]
-
-
-class Greedy(SchedulingPolicy):
-    def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
-        return token_budget + 1
-
-
-class Negative(SchedulingPolicy):
-    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
-        return TokenSplit(-1, 5)
-
-
-@pytest.mark.parametrize("policy", [Raises, Permutes, Greedy, Negative])
-def test_faulty_policy_is_replaced_by_its_fallback_and_no_request_suffers(policy: type[SchedulingPolicy]) -> None:
-    engine = make_engine(policy=policy(), fallback=True)
-    engine.add(request("a"))
-    engine.add(request("b", PROMPT[:5]))
-    assert drain(engine)["b"].token_ids.tolist() == fake_text(PROMPT[:5], 8)
-
-
-@pytest.mark.parametrize("policy", [Raises, Permutes, Greedy, Negative])
-def test_faulty_policy_without_fallback_ends_requests_with_its_name(policy: type[SchedulingPolicy]) -> None:
-    engine = make_engine(policy=policy())
-    engine.add(request("a"))
-    end = drain(engine)["a"]
-    assert end.finish_reason is FinishReason.ERROR
-    assert end.error.startswith("scheduling raised ")
-    assert engine.inspect().blocks.num_used == 0
-
-
-@pytest.mark.parametrize("method", ["admit", "admit_tenant"])
-@pytest.mark.parametrize("answer", [None, True])
-def test_refusal_that_is_no_text_is_the_policy_s_fault(method: str, answer: object) -> None:
-    policy = type(
-        "Policy", (SchedulingPolicy,), {"order": lambda _, view: view.waiting, method: lambda _, *a, **k: answer}
-    )
-    says = rf"ContractError: {method}\(\) returned {answer}, which is no text"
-    with pytest.raises(RequestRefusedError, match=says):
-        make_engine(policy=policy()).add(request("a"))
-    engine = make_engine(policy=policy(), fallback=True)
-    engine.add(request("a"))
-    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
-
-
-class TooSmall(ExactShapes):
-    def bucket_for(self, shape: Shape) -> Bucket:
-        return Bucket(shape.batch_size, max(1, shape.query_len - 1), 0, shape.phase)
-
-
-def test_bucket_that_does_not_cover_is_never_used() -> None:
-    engine = make_engine(bucketing=TooSmall(), fallback=True)
-    engine.add(request("a"))
-    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
-    engine = make_engine(bucketing=TooSmall())
-    engine.add(request("a"))
-    assert "does not cover" in drain(engine)["a"].error
-
-
-def test_victim_that_is_no_candidate_is_never_evicted() -> None:
-    class Wrong(OldestFirst):
-        def victims(self, num_blocks: int) -> list[int]:
-            return [0] * num_blocks
-
-    engine = make_engine(eviction=Wrong(), num_blocks=12, fallback=True, backend=FakeBackend(max_model_len=48))
-    for i in range(8):
-        prompt = tuple((i * 13 + j) % 97 for j in range(20))
-        engine.add(request(str(i), prompt))
-        assert drain(engine)[str(i)].token_ids.tolist() == fake_text(prompt, 8)
-    assert engine._state.blocks._eviction.num_quarantined == 1
 
 
 def test_policy_knows_a_content_by_one_id_wherever_it_moves() -> None:
@@ -349,24 +304,198 @@ def test_a_budget_beyond_the_step_s_is_the_step_s(budget: int) -> None:
     assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
 
 
-@pytest.mark.parametrize("wrong", [lambda shape: None, lambda shape: shape, lambda shape: "wide enough"])
-def test_what_is_no_bucket_is_never_used(wrong: Callable[[Shape], object]) -> None:
-    class Confused(ExactShapes):
-        def bucket_for(self, shape: Shape) -> Bucket:
-            return wrong(shape)  # type: ignore[return-value] # what the contract forbids
-
-    engine = make_engine(bucketing=Confused(), fallback=True)
-    engine.add(request("a"))
-    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
-    assert engine._builder.passes._bucketing.num_quarantined == 1
+# ------------------------------------------------------------------------------------------------- laws of the contracts
 
 
-def test_victims_that_are_no_whole_numbers_are_never_evicted() -> None:
-    class Fractions(OldestFirst):
-        def victims(self, num_blocks: int) -> list[int]:
-            return [float(block) for block in super().victims(num_blocks)]  # type: ignore[misc] # what the contract forbids
+@attrs.frozen
+class Case:
+    """Answers of one method of a contract: the first is right, each other one breaks its law."""
 
-    guarded = GuardedEviction("eviction", Fractions(), OldestFirst)
-    guarded.on_free([1, 2], depths=[0, 0], now_s=0.0)
-    assert guarded.victims(1, candidates={1, 2}) == [1]
-    assert guarded.num_quarantined == 1
+    method: Callable[..., Any]
+    answers: tuple[Any, ...]
+    args: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = {}
+    says: str = ""
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+VIEW = SimpleNamespace(waiting=ints(4, 2, 7))
+SHAPE = Shape(2, 3, 4, Phase.PREFILL)
+DRAFT_VIEW = draft_view([[1, 2], [3]], most=[2, 1])
+LENGTH_VIEW = SimpleNamespace(max_draft_tokens=ints(2, 1))
+REPLICAS = SimpleNamespace(is_healthy=np.array([True, False, True]))
+GOOD = Drafts(num_drafts=ints(2, 0), token_ids=ints(5, 6))
+TREE = Drafts(num_drafts=ints(2, 1), token_ids=ints(5, 6, 7), parents=ints(-1, -1, -1))
+DRAWN = DraftDistributions(rows=ints(0, 0), probabilities=np.ones((1, 9)))
+NO_INDICES = (1, 3, -1, "0", 0.0, None, True)
+
+CASES = (
+    Case(
+        SchedulingPolicy.admit,
+        ("", None, True, "a\nb", "x" * 1001),
+        (request(),),
+        {"num_waiting": 0, "num_waiting_tokens": 0},
+    ),
+    Case(
+        SchedulingPolicy.admit_tenant,
+        ("full", None, 1),
+        (request(),),
+        {"num_waiting": 0, "num_waiting_tokens": 0},
+        "is no text",
+    ),
+    Case(SchedulingPolicy.order, (ints(7, 4, 2), ints(7, 4), ints(7, 4, 4), [7.0, 4.0, 2.0], None, "abc"), (VIEW,)),
+    Case(
+        SchedulingPolicy.split,
+        (TokenSplit(0, 5), TokenSplit(-1, 5), TokenSplit(5, -1), TokenSplit(1.5, 1), None),
+        (VIEW,),
+        {"token_budget": 5},
+    ),
+    Case(SchedulingPolicy.chunk, (3, 4, -1, "3", None), (VIEW,), {"slot": 1, "num_remaining": 9, "token_budget": 3}),
+    Case(SchedulingPolicy.victim, (2, 3, -1, None), (VIEW,), {"candidates": ints(4, 2)}, "no candidate of [4, 2]"),
+    Case(SchedulingPolicy.give_way, (-1, 3, -2, None), (VIEW,), {"slot": 1, "candidates": ints(4, 2)}, "and not -1"),
+    Case(SupportsSteadySteps.steady_steps, (4, 0, 1.0, True, None), (VIEW,), {}, "no whole number from 1 on"),
+    Case(EvictionPolicy.victims, ([1, 2], [1], [1, 1], [1, 2, 3], [1.0, 2.0], None), (2,)),
+    Case(
+        BucketingStrategy.bucket_for,
+        (Bucket.of(SHAPE), Bucket(2, 2, 4, Phase.PREFILL), SHAPE, None, "wide"),
+        (SHAPE,),
+        {},
+        "does not cover it",
+    ),
+    Case(
+        DraftLength.choose, (ints(2, 0), ints(3, 0), ints(0, -1), ints(1), [1, 1], np.array([1.0, 1.0])), (LENGTH_VIEW,)
+    ),
+    Case(DraftLength.rest, (0, -1, 2.0, None)),
+    Case(
+        Speculator.propose,
+        (
+            GOOD,
+            None,
+            attrs.evolve(GOOD, num_drafts=ints(2)),
+            attrs.evolve(GOOD, num_drafts=np.array([[2, 0]])),
+            attrs.evolve(GOOD, token_ids=np.array([5.0, 6.5])),
+            attrs.evolve(GOOD, token_ids=[5, 6]),
+            attrs.evolve(GOOD, token_ids=ints(5)),
+            attrs.evolve(GOOD, parents=ints(-1)),
+            attrs.evolve(GOOD, parents=ints(-2, 0)),
+            attrs.evolve(GOOD, distributions=attrs.evolve(DRAWN, rows=ints(0))),
+            attrs.evolve(GOOD, distributions=attrs.evolve(DRAWN, rows=ints(0, 1))),
+            attrs.evolve(GOOD, distributions=attrs.evolve(DRAWN, probabilities=np.ones(9))),
+            Drafts(num_drafts=ints(3, 0), token_ids=ints(5, 6, 7)),
+            Drafts(num_drafts=ints(3, -1), token_ids=ints(5, 6)),
+        ),
+        (DRAFT_VIEW,),
+    ),
+    Case(
+        Speculator.propose, (TREE, attrs.evolve(TREE, parents=ints(1, -1, -1))), (DRAFT_VIEW,), {}, "before its parent"
+    ),
+    Case(Speculator.propose, (GOOD, TREE), (draft_view([[1], [2]], most=2, linear_only=True),), {}, "must be linear"),
+    Case(Router.peek, (2, *NO_INDICES), (request(), REPLICAS), {}, "no healthy replica of 3"),
+    Case(Router.select, (0, *NO_INDICES), (request(), REPLICAS), {}, "no healthy replica of 3"),
+    Case(SupportsMoves.moves, ([Move(1, 0)], None, "ab", [1], [(1, 2, 3)], [(1, 0.0)], [(True, 0)]), (VIEW, REPLICAS)),
+)
+BREACHES = [(case, number) for case in CASES for number in range(1, len(case.answers))]
+
+
+def contract_of(method: Callable[..., Any]) -> type:
+    contract: type = getattr(interfaces, method.__qualname__.partition(".")[0])
+    return contract
+
+
+def component(case: Case, answer: Any) -> Any:
+    """Return what answers one method so, or raises it."""
+
+    def respond(_: object, *args: object, **named: object) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    contract = contract_of(case.method)
+    stubs = dict.fromkeys(contract.__abstractmethods__, respond)  # type: ignore[attr-defined] # it is an ABC
+    return type("Mutant", (contract,), {**stubs, case.method.__name__: respond})()
+
+
+def guarded(case: Case, answer: Any, *fallback: Any) -> Guarded[Any]:
+    make_fallback = (lambda: component(case, fallback[0])) if fallback else None
+    return Guarded(contract_of(case.method), "policy mine of p 1.0", component(case, answer), make_fallback)
+
+
+def asked(guard: Guarded[Any], case: Case) -> Any:
+    return getattr(guard.ask, case.method.__name__)(*case.args, **case.named)
+
+
+def same(one: Any, other: Any) -> bool:
+    return one is other or bool(np.array_equal(one, other))
+
+
+@pytest.mark.representatives(len(CASES))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.method.__qualname__)
+def test_a_legal_answer_passes(case: Case) -> None:
+    guard = guarded(case, case.answers[0])
+    assert same(asked(guard, case), case.answers[0])
+    assert not guard.num_quarantined
+
+
+@pytest.mark.representatives(len(BREACHES))
+@pytest.mark.parametrize(
+    ("case", "number"), BREACHES, ids=lambda one: one if isinstance(one, int) else one.method.__qualname__
+)
+def test_an_answer_against_the_law_puts_the_fallback_in_place_or_ends_the_step(
+    case: Case, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(StepFailedError, match=r"^policy mine of p 1.0 raised .*Error: ") as error:
+        asked(guarded(case, case.answers[number]), case)
+    assert case.says in str(error.value)
+    guard = guarded(case, case.answers[number], case.answers[0])
+    assert same(asked(guard, case), case.answers[0])
+    assert (guard.num_quarantined, guard.is_replaced) == (1, True)
+    assert "its fallback takes over for good" in caplog.text
+
+
+def test_every_law_has_an_answer_that_breaks_it() -> None:
+    laws = {
+        f"{contract.__name__}.{name}"
+        for contract in vars(interfaces).values()
+        if isinstance(contract, type)
+        for name, rule in rules_of(contract).items()
+        if rule.law is not None
+    }
+    assert laws == {case.method.__qualname__ for case in CASES}
+
+
+def test_a_conformance_kit_asks_the_same_laws() -> None:
+    sizes = {"slot": 1, "num_remaining": 9, "token_budget": 3}
+    assert legal(SchedulingPolicy.chunk, np.int64(3), VIEW, **sizes) == 3
+    with pytest.raises(ContractError, match=r"chunk\(\) returned 4, allowed are 0 to 3"):
+        legal(SchedulingPolicy.chunk, 4, VIEW, **sizes)
+
+
+def test_a_method_left_at_its_default_is_called_as_it_is() -> None:
+    policy = SchedulingPolicy()
+    assert Guarded(SchedulingPolicy, "it", policy).ask.chunk == policy.chunk
+
+
+def test_what_is_told_is_not_told_again_to_the_fallback() -> None:
+    told: list[int] = []
+
+    class Forgets(SchedulingPolicy):
+        def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
+            raise KeyError(slot)
+
+    class Notes(SchedulingPolicy):
+        def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
+            told.append(slot)
+
+    guard = Guarded(SchedulingPolicy, "it", Forgets(), Notes)
+    for slot in (1, 2):
+        guard.ask.on_finished(slot=slot, tenant=0, num_output_tokens=0)
+    assert told == [2]
+
+
+def test_a_router_that_leaves_select_to_peek_is_guarded_in_both() -> None:
+    peek = next(case for case in CASES if case.method is Router.peek)
+    guard = guarded(peek, ValueError("no"), 2)
+    assert guard.ask.select(*peek.args) == 2

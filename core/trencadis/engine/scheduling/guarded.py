@@ -1,0 +1,117 @@
+"""The guarded scheduling policy: any policy that takes over is told of every live request."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from trencadis.engine.guard import Fallback, Guarded
+from trencadis.engine.restorable import Restorable
+from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
+from trencadis.errors import ContractError
+from trencadis.faults import CallMeter, as_words, reraise_interrupt
+from trencadis.interfaces import SchedulingPolicy, SupportsSteadySteps
+from trencadis.records import Request
+
+__all__ = ["GuardedScheduling"]
+
+
+class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable):
+    """A scheduling policy whose answers are legal. Another one may take its place at any time between two calls.
+
+    A policy that takes over, a fallback included, is told of every live request, in the order of arrival.
+
+    Args:
+        label: See :class:`~trencadis.engine.guard.Guarded`.
+        strategy: The chosen one.
+        make_fallback: See :class:`~trencadis.engine.guard.Guarded`.
+
+    Attributes:
+        name: Short name of the policy in force.
+        live: Returns slot and request of all that are in the engine, in the order of arrival.
+        quarantines: The last 16 policies that were quarantined, and why.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        strategy: SchedulingPolicy,
+        make_fallback: Callable[[], SchedulingPolicy] | None = None,
+        *,
+        meter: CallMeter | None = None,
+    ) -> None:
+        super().__init__(
+            SchedulingPolicy, label, strategy, make_fallback, meter=meter, capabilities=(SupportsSteadySteps,)
+        )
+        self.name = label
+        self.live: Callable[[], Iterable[tuple[int, Request]]] = tuple
+        self.quarantines: deque[tuple[str, str]] = deque(maxlen=16)
+
+    @property
+    def shadow(self) -> Shadow | None:
+        """The policy that is asked beside the chosen one, or None."""
+        shadow: Shadow | None = self._beside
+        return shadow
+
+    @shadow.setter
+    def shadow(self, shadow: Shadow | None) -> None:
+        self.put_beside(shadow)
+
+    def replace(
+        self, label: str, strategy: SchedulingPolicy, make_fallback: Callable[[], SchedulingPolicy] | None, *, name: str
+    ) -> None:
+        """Put another policy in place.
+
+        Raises:
+            ContractError: It raised when it was told of the live requests; nothing has changed.
+        """
+        try:
+            self._introduce(strategy)
+        except BaseException as error:
+            reraise_interrupt(error)
+            raise ContractError(
+                f"{label} raised {as_words(error)} when it was told of the live requests.",
+                hint="The policy that was in force still is.",
+            ) from error
+        if self._resting is not None:
+            self._resting = None
+            self._meter.switch_on()
+        self._put(label)
+        self.name = name
+        self.strategy, self._make_fallback, self.is_replaced = strategy, make_fallback, False
+
+    def _put_back(self, label: str, strategy: SchedulingPolicy, fallback: Fallback[SchedulingPolicy]) -> None:
+        self.replace(label, strategy, fallback, name=self.name.removeprefix("fallback of "))
+
+    def quarantine(self, cause: BaseException) -> None:
+        """Put the fallback in place and tell it of the live requests."""
+        self.quarantines.append((self.label, as_words(cause)))
+        super().quarantine(cause)
+        self.name = f"fallback of {self.name}"
+        try:
+            self._introduce(self.strategy)
+        except BaseException as error:
+            reraise_interrupt(error)
+            self.quarantine(error)
+
+    @property
+    def preempts(self) -> bool:  # type: ignore[override] # as the policy in place says at the moment
+        """Whether the policy lets running sequences give way to waiting ones."""
+        try:
+            return bool(self.strategy.preempts)
+        except BaseException as error:
+            reraise_interrupt(error)
+            self.quarantine(error)
+            return self.preempts
+
+    def introduce_live(self) -> None:
+        """Tell the policy of every live request."""
+        self._introduce(self.strategy)
+
+    def take_shadow_step(self) -> ShadowStep:
+        """Return what the shadow would have done otherwise in the step that was planned."""
+        return NO_SHADOW if self.shadow is None else self.shadow.take_step()
+
+    def _introduce(self, strategy: SchedulingPolicy) -> None:
+        for slot, request in self.live():
+            strategy.on_added(slot=slot, request=request)

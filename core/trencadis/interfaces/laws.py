@@ -1,0 +1,360 @@
+"""Laws of answers: each stands beside the method of a contract that it is a law of.
+
+    class SchedulingPolicy(ABC):
+        @law(at_most("num_remaining", "token_budget"))
+        def chunk(self, view, *, slot, num_remaining, token_budget): ...
+
+The engine's guard holds every answer to its law, the conformance kit asks :func:`legal`, and documentation shows :attr:`Law.text`.
+A law names what it reads by the parameters of the method: ``"token_budget"``, or ``"view.waiting"`` for a field of one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, index
+from typing import Any, Final, TypeVar
+
+import attrs
+import numpy as np
+
+from trencadis.errors import ContractError
+from trencadis.faults import shown
+from trencadis.records import Bucket
+
+__all__ = [
+    "Law",
+    "Rule",
+    "at_least",
+    "at_most",
+    "budgets_within",
+    "counts_up_to",
+    "covering",
+    "distinct",
+    "drafts_for",
+    "healthy",
+    "law",
+    "legal",
+    "moves",
+    "one_of",
+    "permutation_of",
+    "readable",
+    "rules_of",
+    "tell",
+]
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+Arguments = tuple[Any, ...]
+Named = Mapping[str, Any]
+
+_MAX_REFUSAL: Final = 1000
+_ANY: Final = inspect.Parameter("any", inspect.Parameter.POSITIONAL_ONLY)
+
+
+@attrs.frozen
+class Law:
+    """What an answer must be.
+
+    Attributes:
+        text: Completes the sentence "The answer must be …".
+        test: Called with the name of the method, an answer and the values of ``reads``; returns the answer in the type that the engine
+            reckons with, and raises :class:`ContractError` for one that is against the law.
+        reads: Arguments of the method, or fields of them.
+    """
+
+    text: str
+    test: Callable[..., Any]
+    reads: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Rule:
+    """How a method of a contract is called.
+
+    Attributes:
+        method: Its name.
+        law: What its answer must be; None: any answer is right.
+        check: The law, called with an answer, the arguments and the keyword arguments; None: there is no law.
+        is_told: There is no answer: a component that takes over is not told again.
+        opens: The first call of a step, before which a component that rested is tried again.
+        calls_others: The default calls other methods of the component, so it is guarded like one of its own.
+        num_budgets: Budgets of time that a call may take, by its arguments; at least 1.
+        otherwise: The answer where none can be asked for.
+    """
+
+    method: str
+    law: Law | None = None
+    check: Callable[[Any, Arguments, Named], Any] | None = None
+    is_told: bool = False
+    opens: bool = False
+    calls_others: bool = False
+    num_budgets: Callable[[Arguments, Named], float] = lambda _, __: 1.0
+    otherwise: Any = None
+
+
+def law(made: Law | None = None, *, scales_with: str = "", each: int = 1, **options: Any) -> Callable[[M], M]:
+    """Declare what the answers of a method must be.
+
+    Args:
+        made: The law; None: any answer is right, but exceptions are contained.
+        scales_with: Argument whose length the time of a call may grow with; empty: none.
+        each: Items of that argument for each budget of time.
+        options: ``opens``, ``calls_others`` and ``otherwise`` of :class:`Rule`.
+    """
+
+    def declare(method: M) -> M:
+        if scales_with:
+            sized = _reader(method, scales_with)
+            options["num_budgets"] = lambda args, named: max(1.0, len(sized(args, named)) / each)
+        if made is not None:
+            options.update(law=made, check=_check(method, made))
+        return _declared(method, Rule(method=method.__name__, **options))
+
+    return declare
+
+
+def tell(method: M) -> M:
+    """Declare that a method is told something and does not answer."""
+    return _declared(method, Rule(method=method.__name__, is_told=True))
+
+
+def rules_of(contract: type) -> dict[str, Rule]:
+    """Return the rules of all methods that a contract declares, by name."""
+    found = {name: getattr(getattr(contract, name), "__rule__", None) for name in dir(contract)}
+    return {name: rule for name, rule in found.items() if isinstance(rule, Rule)}
+
+
+def legal(method: Callable[..., Any], answer: Any, *args: Any, **named: Any) -> Any:
+    """Return an answer if it is legal.
+
+    Args:
+        method: A method of a contract, such as ``SchedulingPolicy.chunk``.
+        answer: What a component returned.
+        args: The arguments of the call, without the component.
+        named: Its keyword arguments.
+
+    Raises:
+        ContractError: It is against the law.
+    """
+    rule: Rule = method.__rule__  # type: ignore[attr-defined] # of a method with a law
+    return answer if rule.check is None else rule.check(answer, args, named)
+
+
+def _declared(method: M, rule: Rule) -> M:
+    method.__rule__ = rule  # type: ignore[attr-defined] # functions take attributes
+    return method
+
+
+def _check(method: Callable[..., Any], made: Law) -> Callable[[Any, Arguments, Named], Any]:
+    """Return the law with what reads its arguments: called thousands of times a second, so the commonest have a function of their own."""
+    name, test, reads = method.__name__, made.test, [_reader(method, path) for path in made.reads]
+    parameters = inspect.signature(method).parameters
+    if all(parameters.get(path, _ANY).kind is inspect.Parameter.KEYWORD_ONLY for path in made.reads):
+        match made.reads:
+            case (one,):
+                return lambda answer, _, named: test(name, answer, named[one])
+            case (one, other):
+                return lambda answer, _, named: test(name, answer, named[one], named[other])
+    if len(reads) == 1:
+        (only,) = reads
+        return lambda answer, args, named: test(name, answer, only(args, named))
+    return lambda answer, args, named: test(name, answer, *[read(args, named) for read in reads])
+
+
+def _reader(method: Callable[..., Any], path: str) -> Callable[[Arguments, Named], Any]:
+    """Return what finds an argument, or a field of one, among the arguments of a call."""
+    name, _, field = path.partition(".")
+    parameters = inspect.signature(method).parameters
+    place = list(parameters).index(name) - 1
+    if not field:
+        return lambda args, named: args[place] if place < len(args) else named[name]
+    part = attrgetter(field)
+    return lambda args, named: part(args[place] if place < len(args) else named[name])
+
+
+# ------------------------------------------------------------------------------------------------------------ numbers
+
+
+def at_most(*limits: str) -> Law:
+    """A whole number from 0 to the least of some arguments."""
+    text = f"``{limits[0]}``" if len(limits) == 1 else f"the least of {', '.join(f'``{one}``' for one in limits)}"
+    return Law(f"from 0 to {text}", _at_most, limits)
+
+
+def _at_most(method: str, answer: Any, *limits: int) -> int:
+    most = min(limits)
+    if 0 <= answer <= most:
+        return int(answer)
+    raise ContractError(f"{method}() returned {shown(answer)}, allowed are 0 to {most}")
+
+
+def at_least(least: int) -> Law:
+    """A whole number from ``least`` on."""
+
+    def test(method: str, answer: Any) -> int:
+        if isinstance(answer, int) and not isinstance(answer, bool) and answer >= least:
+            return answer
+        raise ContractError(f"{method}() returned {shown(answer)}, no whole number from {least} on")
+
+    return Law(f"a whole number from {least} on", test)
+
+
+def one_of(candidates: str, *, or_none: bool = False) -> Law:
+    """One of the items of an argument, or -1 for none of them."""
+
+    def test(method: str, answer: Any, known: Any) -> int:
+        if answer in known or (or_none and answer == -1):
+            return int(answer)
+        nor = " and not -1" if or_none else ""
+        raise ContractError(f"{method}() returned {shown(answer)}, no candidate of {shown(known)}{nor}")
+
+    return Law(f"one of ``{candidates}``{', or -1' if or_none else ''}", test, (candidates,))
+
+
+def permutation_of(items: str) -> Law:
+    """All items of an argument, in any order."""
+    return Law(f"a permutation of ``{items}``", _permutation_of, (items,))
+
+
+def _permutation_of(method: str, answer: Any, items: Any) -> Any:
+    if answer is items:
+        return items
+    if (
+        len(answer) == len(items)
+        and (order := np.asarray(answer)).dtype.kind in "iu"
+        and np.array_equal(np.sort(order), np.sort(items))
+    ):
+        return order
+    raise ContractError(f"{method}() returned {shown(answer)}, no permutation of {shown(items)}")
+
+
+def distinct(number: str) -> Law:
+    """As many different whole numbers as an argument says."""
+    return Law(f"``{number}`` different candidates", _distinct, (number,))
+
+
+def _distinct(method: str, answer: Any, number: int) -> Any:
+    if len(answer) != number or len(set(answer)) != number:
+        raise ContractError(f"{method}({number}) returned {shown(answer)}; they must be {number} different candidates")
+    if not all(isinstance(one, int | np.integer) for one in answer):
+        raise ContractError(f"{method}() returned {shown(answer)}")
+    return answer
+
+
+def budgets_within(budget: str, kind: Callable[[int, int], Any]) -> Law:
+    """Numbers of decode and prefill tokens from 0 on; those beyond the budget of the step count as that, in ``kind``."""
+
+    def test(method: str, answer: Any, most: int) -> Any:
+        decode, prefill = index(answer.decode), index(answer.prefill)
+        if decode < 0 or prefill < 0:
+            raise ContractError(f"{method}() returned {shown(answer)}: negative")
+        return answer if decode <= most and prefill <= most else kind(min(decode, most), min(prefill, most))
+
+    return Law(f"two budgets from 0 on; one beyond ``{budget}`` counts as that", test, (budget,))
+
+
+def counts_up_to(limits: str) -> Law:
+    """An array of whole numbers, each from 0 to that of an argument in its place."""
+    return Law(f"whole numbers from 0 to ``{limits}``, of the same shape", _counts_up_to, (limits,))
+
+
+def _counts_up_to(method: str, answer: Any, most: Any) -> Any:
+    is_complete = isinstance(answer, np.ndarray) and answer.dtype.kind in "iu" and answer.shape == most.shape
+    if is_complete and not ((answer < 0) | (answer > most)).any():
+        return answer
+    raise ContractError(f"{method}() returned {shown(answer)}, allowed are 0 to {shown(most)}")
+
+
+# --------------------------------------------------------------------------------------------------------- other types
+
+
+def readable() -> Law:
+    """Text for a client: some printable characters, or none."""
+    return Law(f"text of at most {_MAX_REFUSAL:,} printable characters", _readable)
+
+
+def _readable(method: str, answer: Any) -> str:
+    if not isinstance(answer, str):
+        raise ContractError(f"{method}() returned {shown(answer)}, which is no text")
+    if len(answer) > _MAX_REFUSAL or not answer.isprintable():
+        raise ContractError(f"{method}() returned {shown(answer)}: no more than {_MAX_REFUSAL} printable characters")
+    return answer
+
+
+def covering(shape: str) -> Law:
+    """A bucket that covers a shape in every dimension."""
+    return Law(f"a bucket that covers ``{shape}``", _covering, (shape,))
+
+
+def _covering(method: str, answer: Any, shape: Any) -> Bucket:
+    if isinstance(answer, Bucket) and answer.covers(shape):
+        return answer
+    raise ContractError(f"{method}({shown(shape)}) returned {shown(answer)}, which does not cover it")
+
+
+def drafts_for(view: str) -> Law:
+    """Drafts for the sequences of a view: no more than it allows, and trees only where it allows them."""
+    return Law(
+        f"drafts within ``{view}.max_draft_tokens``, in columns of one length, linear where ``{view}.linear_only``",
+        _drafts_for,
+        (view,),
+    )
+
+
+def _drafts_for(_: str, drafts: Any, view: Any) -> Any:
+    counts, most = drafts.num_drafts, view.max_draft_tokens
+    columns = [counts, drafts.token_ids, *([] if drafts.parents is None else [drafts.parents])]
+    columns += [] if drafts.distributions is None else [drafts.distributions.rows]
+    if any(column.ndim != 1 or column.dtype.kind != "i" for column in columns):
+        raise ContractError(f"its drafts are no arrays of whole numbers: {', '.join(map(shown, columns))}")
+    if any(len(column) != len(drafts.token_ids) for column in columns[1:]):
+        lengths = ", ".join(str(len(column)) for column in columns[1:])
+        raise ContractError(f"its drafts have columns of {lengths} rows")
+    is_within = len(counts) == len(most) and not ((counts < 0) | (counts > most)).any()
+    if not is_within or len(drafts.token_ids) != int(counts.sum()):
+        raise ContractError(f"it drafted {shown(counts)}, allowed are {shown(most)}")
+    if drafts.distributions is not None and len(drafts.token_ids):
+        rows, shape = drafts.distributions.rows, tuple(drafts.distributions.probabilities.shape)
+        if len(shape) != 2 or int(rows.min()) < -1 or int(rows.max()) >= shape[0]:
+            raise ContractError(
+                f"it drew drafts by the rows {shown(rows)} of probabilities of the shape {shown(shape)}"
+            )
+    if drafts.parents is not None:
+        within = np.arange(len(drafts.parents)) - np.repeat(np.cumsum(counts) - counts, counts)
+        if ((drafts.parents != within - 1) & np.repeat(view.linear_only, counts)).any():
+            raise ContractError("it drafted a tree where drafts must be linear")
+        if (drafts.parents < -1).any() or (drafts.parents >= within).any():
+            raise ContractError("it drafted a tree in which a draft comes before its parent")
+    return drafts
+
+
+def healthy(replicas: str) -> Law:
+    """The index of a replica that may be chosen."""
+    return Law(f"the index of a healthy one of ``{replicas}``", _healthy, (f"{replicas}.is_healthy",))
+
+
+def _healthy(method: str, answer: Any, is_healthy: Any) -> int:
+    if _is_index(answer) and 0 <= answer < len(is_healthy) and is_healthy[answer]:
+        return int(answer)
+    raise ContractError(f"{method}() returned {shown(answer)}, which is no healthy replica of {len(is_healthy)}")
+
+
+def moves() -> Law:
+    """Pairs of a request and a replica; which of them can be made is another matter."""
+    return Law("a sequence of moves", _moves)
+
+
+def _moves(method: str, answer: Any) -> Any:
+    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+        raise ContractError(f"{method}() returned {shown(answer)}, which is no sequence of moves")
+    for one in answer:
+        if not isinstance(one, tuple) or len(one) != 2 or not all(map(_is_index, one)):
+            raise ContractError(
+                f"{method}() returned {shown(one)}, which is no move: a request and a replica by their indices"
+            )
+    return answer
+
+
+def _is_index(answer: object) -> bool:
+    return isinstance(answer, int | np.integer) and not isinstance(answer, bool)
