@@ -25,15 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.client.replicas.prefix_index import PrefixIndex
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.interfaces import ReplicaViews, Router, RoutingRequest
-from trencadis_plugins.router.cache_aware import CacheAware
-from trencadis_plugins.router.config import CacheAwareConfig
-from trencadis_plugins.router.least_loaded import LeastLoaded
-from trencadis_plugins.router.power_of_two import PowerOfTwo
-from trencadis_plugins.router.prefix_affinity import PrefixAffinity
-from trencadis_plugins.router.round_robin import RoundRobin
+from trencadis_remote.replicas.prefix_index import PrefixIndex
+from trencadis_remote.router.cache_aware import CacheAware
+from trencadis_remote.router.config import CacheAwareConfig
+from trencadis_remote.router.least_loaded import LeastLoaded
+from trencadis_remote.router.power_of_two import PowerOfTwo
+from trencadis_remote.router.prefix_affinity import PrefixAffinity
+from trencadis_remote.router.round_robin import RoundRobin
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 NAMES = {

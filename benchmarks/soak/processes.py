@@ -172,7 +172,7 @@ class Server:
         """Return the engine's process; None: there is none now."""
         children = family(self.pid)
         self.known.update(children)
-        return next((pid for pid in children if "trencadis.client.process" in command_of(pid)), None)
+        return next((pid for pid in children if "trencadis_remote.process" in command_of(pid)), None)
 
     def usage(self) -> dict[str, Usage | None]:
         """Return what server and engine hold."""

@@ -14,25 +14,46 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trencadis.client.factory import check_model
-    from trencadis.client.replicas.connect import make_mover, make_router, make_routing
-    from trencadis.client.replicas.mover import LiveRow, Mover
-    from trencadis.client.replicas.routing import Routing
+    from trencadis.activity import ACTIVITY, ActivityReading, ActivityView, EnginePhase
+    from trencadis.client.client_request import ClientRequest
+    from trencadis.client.dispatcher import (
+        Abort,
+        Command,
+        ControlRequest,
+        Embed,
+        MetricsRequest,
+        RequestDispatcher,
+        Submission,
+        engine_ended,
+    )
+    from trencadis.client.engine_client import NO_OUTPUTS, EngineClient, StepOutputs, step_outputs
+    from trencadis.client.factory import check_model, loading
+    from trencadis.client.frontend import Frontend
+    from trencadis.client.output_stream import OutputStream, running_loop
+    from trencadis.client.runner import Runner
     from trencadis.config import Config, ConfigFile, ResolvedConfig, Settings, read_config_file
     from trencadis.config.attribution import reason
     from trencadis.config.check_sources import SourceCheck, check_sources, rules_or_defaults
+    from trencadis.config.dump import dump_config, dump_options
     from trencadis.config.explain import explain
     from trencadis.config.messages import value_error
-    from trencadis.config.schema import BUCKETING_BY_LAYOUT, NounConfig, PluginsConfig
+    from trencadis.config.schema import BUCKETING_BY_LAYOUT, NounConfig, PluginsConfig, RouterConfig
+    from trencadis.config.settings import ENVIRONMENT_PREFIX
+    from trencadis.console import on_terminal, track
     from trencadis.engine.batching.warmup import completing_buckets
-    from trencadis.engine.build import build_engine
+    from trencadis.engine.build import Meters, build_engine
     from trencadis.engine.cache.guarded import GuardedEviction
+    from trencadis.engine.cache.hashing import BlockHasher
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
+    from trencadis.engine.guard import Fallback, Guarded
     from trencadis.engine.inspect.accounting import EngineTotals
+    from trencadis.engine.inspect.flight_recorder import FlightRecorder
     from trencadis.engine.inspect.snapshot import EngineSnapshot
     from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
+    from trencadis.engine.request_check import check_request
     from trencadis.engine.scheduling.tenants import FailureCosts
+    from trencadis.log import configure_logging, loading_level, log_levels
     from trencadis.plan_lock import PlanLock, differences, lock_from, lock_of, read_lock
     from trencadis.registry import (
         Choice,
@@ -47,7 +68,16 @@ if TYPE_CHECKING:
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
-    from trencadis.startup import LEDGER, last_start, start_in_words
+    from trencadis.screen import child_stderr, drain_children
+    from trencadis.startup import (
+        LEDGER,
+        LedgerEntry,
+        claim_process,
+        end_start,
+        last_start,
+        rare_collections,
+        start_in_words,
+    )
     from trencadis.text import (
         Detokenizer,
         Tokenizer,
@@ -56,7 +86,9 @@ if TYPE_CHECKING:
         encode_chat,
         ends_of_turn,
         is_hub_id,
+        load_configured_tokenizer,
         load_tokenizer,
+        read_prefixes,
         render_chat,
         resolve_model_path,
         vocabulary_of,
@@ -64,62 +96,97 @@ if TYPE_CHECKING:
     from trencadis.thread_watch import ThreadWatch
 
 _HOMES = {
+    "ACTIVITY": "activity",
     "AUTO": "registry.plan",
     "BUCKETING_BY_LAYOUT": "config.schema",
+    "ENVIRONMENT_PREFIX": "config.settings",
+    "LEDGER": "startup",
+    "NOTHING_CHOSEN": "registry.plan",
+    "NO_OUTPUTS": "client.engine_client",
+    "RANKS": "engine.layout_support",
+    "Abort": "client.dispatcher",
+    "ActivityReading": "activity",
+    "ActivityView": "activity",
+    "BlockHasher": "engine.cache.hashing",
     "Choice": "registry",
+    "ClientRequest": "client.client_request",
+    "Command": "client.dispatcher",
     "Config": "config",
     "ConfigFile": "config",
+    "ControlRequest": "client.dispatcher",
     "Detokenizer": "text",
+    "Embed": "client.dispatcher",
     "EmbeddingEngine": "engine.embedding",
     "Engine": "engine.engine",
-    "EngineTotals": "engine.inspect.accounting",
+    "EngineClient": "client.engine_client",
+    "EnginePhase": "activity",
     "EngineSnapshot": "engine.inspect.snapshot",
+    "EngineTotals": "engine.inspect.accounting",
     "FailureCosts": "engine.scheduling.tenants",
+    "Fallback": "engine.guard",
+    "FlightRecorder": "engine.inspect.flight_recorder",
+    "Frontend": "client.frontend",
+    "Guarded": "engine.guard",
     "GuardedEviction": "engine.cache.guarded",
-    "LEDGER": "startup",
-    "LiveRow": "client.replicas.mover",
-    "Mover": "client.replicas.mover",
-    "NOTHING_CHOSEN": "registry.plan",
+    "LedgerEntry": "startup",
+    "Meters": "engine.build",
+    "MetricsRequest": "client.dispatcher",
     "NounConfig": "config.schema",
+    "OutputStream": "client.output_stream",
     "PlanLock": "plan_lock",
     "PluginLoader": "registry.manager",
     "PluginsConfig": "config.schema",
     "Provenance": "registry",
-    "RANKS": "engine.layout_support",
     "RegisteredComponent": "registry",
     "Registry": "registry",
+    "RequestDispatcher": "client.dispatcher",
     "ResolvedConfig": "config",
     "ResolvedPlan": "registry",
-    "Routing": "client.replicas.routing",
+    "RouterConfig": "config.schema",
+    "Runner": "client.runner",
     "SchedulingChange": "registry.switching",
     "SchedulingInForce": "registry.switching",
     "Settings": "config",
     "SourceCheck": "config.check_sources",
+    "StepOutputs": "client.engine_client",
+    "Submission": "client.dispatcher",
     "ThreadWatch": "thread_watch",
-    "last_start": "startup",
-    "start_in_words": "startup",
     "Tokenizer": "text",
     "build_engine": "engine.build",
     "chat_template_of": "text",
     "check_layout": "engine.layout_support",
     "check_model": "client.factory",
     "check_model_path": "text",
+    "check_request": "engine.request_check",
     "check_sources": "config.check_sources",
+    "child_stderr": "screen",
+    "claim_process": "startup",
     "completing_buckets": "engine.batching.warmup",
+    "configure_logging": "log",
     "differences": "plan_lock",
+    "drain_children": "screen",
+    "dump_config": "config.dump",
+    "dump_options": "config.dump",
     "encode_chat": "text",
-    "is_hub_id": "text",
+    "end_start": "startup",
     "ends_of_turn": "text",
+    "engine_ended": "client.dispatcher",
     "explain": "config.explain",
+    "is_hub_id": "text",
+    "last_start": "startup",
+    "load_configured_tokenizer": "text",
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
+    "loading": "client.factory",
+    "loading_level": "log",
     "lock_from": "plan_lock",
     "lock_of": "plan_lock",
-    "make_mover": "client.replicas.connect",
-    "make_router": "client.replicas.connect",
-    "make_routing": "client.replicas.connect",
+    "log_levels": "log",
+    "on_terminal": "console",
+    "rare_collections": "startup",
     "read_config_file": "config",
     "read_lock": "plan_lock",
+    "read_prefixes": "text",
     "reason": "config.attribution",
     "render_chat": "text",
     "resolve_change": "registry.switching",
@@ -127,43 +194,70 @@ _HOMES = {
     "resolve_plan": "registry",
     "rows_of": "registry.listing",
     "rules_or_defaults": "config.check_sources",
+    "running_loop": "client.output_stream",
+    "start_in_words": "startup",
+    "step_outputs": "client.engine_client",
+    "track": "console",
     "unserved_layout": "engine.layout_support",
     "value_error": "config.messages",
     "vocabulary_of": "text",
 }
 
 __all__ = [
+    "ACTIVITY",
     "AUTO",
     "BUCKETING_BY_LAYOUT",
+    "ENVIRONMENT_PREFIX",
+    "LEDGER",
     "NOTHING_CHOSEN",
+    "NO_OUTPUTS",
+    "RANKS",
+    "Abort",
+    "ActivityReading",
+    "ActivityView",
+    "BlockHasher",
     "Choice",
+    "ClientRequest",
+    "Command",
     "Config",
     "ConfigFile",
+    "ControlRequest",
     "Detokenizer",
+    "Embed",
     "EmbeddingEngine",
     "Engine",
+    "EngineClient",
+    "EnginePhase",
     "EngineSnapshot",
     "EngineTotals",
     "FailureCosts",
+    "Fallback",
+    "FlightRecorder",
+    "Frontend",
+    "Guarded",
     "GuardedEviction",
-    "LEDGER",
-    "LiveRow",
-    "Mover",
+    "LedgerEntry",
+    "Meters",
+    "MetricsRequest",
     "NounConfig",
+    "OutputStream",
     "PlanLock",
     "PluginLoader",
     "PluginsConfig",
     "Provenance",
-    "RANKS",
     "RegisteredComponent",
     "Registry",
+    "RequestDispatcher",
     "ResolvedConfig",
     "ResolvedPlan",
-    "Routing",
+    "RouterConfig",
+    "Runner",
     "SchedulingChange",
     "SchedulingInForce",
     "Settings",
     "SourceCheck",
+    "StepOutputs",
+    "Submission",
     "ThreadWatch",
     "Tokenizer",
     "build_engine",
@@ -171,23 +265,36 @@ __all__ = [
     "check_layout",
     "check_model",
     "check_model_path",
+    "check_request",
     "check_sources",
+    "child_stderr",
+    "claim_process",
     "completing_buckets",
+    "configure_logging",
     "differences",
+    "drain_children",
+    "dump_config",
+    "dump_options",
     "encode_chat",
+    "end_start",
     "ends_of_turn",
+    "engine_ended",
     "explain",
     "is_hub_id",
+    "last_start",
+    "load_configured_tokenizer",
     "load_tokenizer",
     "load_with_plugins",
-    "last_start",
+    "loading",
+    "loading_level",
     "lock_from",
     "lock_of",
-    "make_mover",
-    "make_router",
-    "make_routing",
+    "log_levels",
+    "on_terminal",
+    "rare_collections",
     "read_config_file",
     "read_lock",
+    "read_prefixes",
     "reason",
     "render_chat",
     "resolve_change",
@@ -195,7 +302,10 @@ __all__ = [
     "resolve_plan",
     "rows_of",
     "rules_or_defaults",
+    "running_loop",
     "start_in_words",
+    "step_outputs",
+    "track",
     "unserved_layout",
     "value_error",
     "vocabulary_of",

@@ -28,6 +28,7 @@ from trencadis.interfaces.command import Command
 from trencadis.interfaces.component import Component
 from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.health_check import HealthCheck
+from trencadis.interfaces.placement import Placement
 
 if TYPE_CHECKING:
     from trencadis.records import ModelFacts
@@ -235,6 +236,24 @@ def trencadis_health_checks() -> Iterable[HealthCheck]:
         @hookimpl
         def trencadis_health_checks():
             yield HealthCheck(name="replay", run=check_replay)
+    """
+
+
+@hookspec
+def trencadis_placements() -> Iterable[Placement]:
+    """Yield places where engines run, outside the process that calls ``LLM`` or ``AsyncLLM``.
+
+    *Called:* when ``[engine] placement`` or ``parallel.data`` asks for one. *Since:* 0.1.
+
+    Example::
+
+        @hookimpl
+        def trencadis_placements():
+            yield Placement(
+                name="pod",
+                summary="In a pod of its own.",
+                load=lambda: importlib.import_module("my_package.pods"),
+            )
     """
 
 

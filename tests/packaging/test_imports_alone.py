@@ -17,6 +17,7 @@ ROOMS = (
         "plugins/trencadis_plugins",
         "plugins/trencadis_gallery",
         "plugins/trencadis_kv",
+        "plugins/trencadis_remote",
         "plugins/trencadis_server",
         "plugins/trencadis_tools",
         "backends/trencadis_torch",

@@ -36,7 +36,7 @@ ALLOWED = {
     ("import_module", "trencadis_plugins/acceptance/__init__.py"): "components of a table of ours",
     ("import_module", "trencadis_plugins/draft_length/__init__.py"): "components of a table of ours",
     ("import_module", "trencadis_plugins/eviction/__init__.py"): "components of a table of ours",
-    ("import_module", "trencadis_plugins/router/__init__.py"): "components of a table of ours",
+    ("import_module", "trencadis_remote/router/__init__.py"): "components of a table of ours",
     ("import_module", "trencadis_plugins/speculation/__init__.py"): "components of a table of ours",
     ("import_module", "trencadis_kv/connectors/__init__.py"): "components of a table of ours",
     (

@@ -263,7 +263,7 @@ NOT_NAMED = (
         "trencadis_plugins.speculation",
         "trencadis_plugins.draft_length",
         "trencadis_plugins.acceptance",
-        "trencadis_plugins.router",
+        "trencadis_remote.router",
     ),
 )
 """Plugins that are there on demand; as in the metadata of an installation that is as new as pyproject.toml."""

@@ -12,7 +12,7 @@ import pytest
 
 from trencadis_torch.instruction_sets import SETS, chosen_set, find_compiler, library_name, narrowed, texts_of
 
-APPLICATIONS = ("trencadis_server", "trencadis_tools")
+APPLICATIONS = ("trencadis_remote", "trencadis_server", "trencadis_tools")
 ROOT = Path(__file__).parents[2]
 
 
@@ -79,6 +79,7 @@ def test_wheel_registers_every_built_in_through_entry_points(wheel: zipfile.ZipF
         assert f"{plugin} = trencadis_kv.{folder}" in text
     for plugin in ("gallery", "kv", "server", "tools"):
         assert f"{plugin} = trencadis_{plugin}" in text
+    assert "placement = trencadis_remote" in text
     assert "torch = trencadis_torch" in text
     assert "gaudi = trencadis_gaudi" in text
     assert "trencadis = trencadis.__main__:main" in text

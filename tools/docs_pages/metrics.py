@@ -9,7 +9,6 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from docs_pages.markdown import heading_note, table
-from trencadis.client.replicas.pages import replicas_page
 from trencadis.clock import SimulatedClock
 from trencadis.engine.inspect.off import off_metrics
 from trencadis.engine.transfer.guarded_connector import GuardedConnector
@@ -23,6 +22,7 @@ from trencadis_gaudi.graphs.counts import Watch
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.runner import empty_pass
 from trencadis_plugins.observer.prometheus import PrometheusObserver
+from trencadis_remote.replicas.pages import replicas_page
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.observer import finished_sequence, step_stats

@@ -269,6 +269,7 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
 
     args = completed(registry, parse)
     registry.note_sources(args.resolved.sources)
+    registry.placement(args.resolved.config.engine.placement)
     level, loading = _log_levels(module, args)
     configure_logging(level, args.resolved.config.log.format, loading=loading)
     if getattr(args, "locked", None):

@@ -79,8 +79,7 @@ class AsyncLLM(EngineControl):
         return llm
 
     def _open(self, config: Config, registry: Registry) -> None:
-        self._runner = open_runner(config, registry)
-        super().__init__(self._runner)
+        super().__init__(open_runner(config, registry))
         self._numbers = itertools.count()
         frontend = self._runner.frontend
         self.tokenizer: Tokenizer = frontend.tokenizer

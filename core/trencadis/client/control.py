@@ -5,32 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
-from typing import Any, Protocol
+from typing import Any
 
 from trencadis.client.dispatcher import ControlRequest
+from trencadis.client.runner import Runner
 from trencadis.errors import BackendError
 from trencadis.registry.switching import change_table
 
 __all__ = ["EngineControl", "no_answer"]
 
 
-class _Sender(Protocol):
-    """An engine thread or engine loop."""
-
-    def send(self, command: ControlRequest) -> None:
-        """Send a control request to the engine."""
-        ...
-
-
 class EngineControl:
     """Sends control requests to an engine, which answers between two steps.
 
     Args:
-        sender: Engine thread or engine loop.
+        runner: Serves the engine.
     """
 
-    def __init__(self, sender: _Sender) -> None:
-        self._sender = sender
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
 
     async def totals(self) -> dict[str, Any]:
         """Return what the engine has counted since it was opened, such as ``num_steps`` and ``num_emitted_tokens``.
@@ -225,7 +218,7 @@ class EngineControl:
 
     async def _control(self, name: str, *, timeout_s: float = 10.0, **arguments: Any) -> dict[str, Any]:
         command = ControlRequest(name=name, arguments=arguments)
-        self._sender.send(command)
+        self._runner.send(command)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
         except TimeoutError:

@@ -1,6 +1,6 @@
 """Request dispatcher: executes the commands of coroutines on a frontend and sends outputs back to them.
 
-Used by :class:`trencadis.client.engine_thread.EngineThread` and :class:`trencadis.client.process.engine_loop.EngineLoop`.
+Used by :class:`trencadis.client.engine_thread.EngineThread`, and by the runners of placements.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Interface of the client library to an engine, and its implementation for an engine on the calling thread.
 
-``process.client.RemoteEngineClient`` is the implementation for an engine in another process.
+Placements bring the implementations for engines elsewhere.
 """
 
 from __future__ import annotations

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from trencadis.activity import ACTIVITY
 from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.engine_thread import EngineThread
 from trencadis.client.frontend import Frontend
+from trencadis.client.runner import Runner
 from trencadis.config import Config
 from trencadis.config.messages import spot
+from trencadis.config.schema import FOR_REPLICAS
 from trencadis.console import Advance, track
 from trencadis.errors import ConfigValueError
 from trencadis.log import loading_level
@@ -20,9 +23,6 @@ from trencadis.registry import Registry, load_with_plugins
 from trencadis.startup import LEDGER, rare_collections
 from trencadis.text import check_model_path, load_configured_tokenizer
 from trencadis.text.tokenizer import NO_TOKENIZER
-
-if TYPE_CHECKING:
-    from trencadis.client.process.engine_loop import EngineLoop
 
 __all__ = [
     "check_model",
@@ -127,46 +127,41 @@ def open_frontend(config: Config, registry: Registry, *, show_progress: bool | N
         TrencadisError: See :func:`trencadis.client.open_local_frontend`, wherever it happened.
     """
     check_model(config, registry.sources)
-    if not _is_remote(config, registry):
+    placement = _elsewhere(config, registry)
+    if placement is None:
         return open_local_frontend(config, registry, show_progress=show_progress)
-    return _connect(config, registry, show_progress=show_progress)
+    frontend: Frontend = placement.open_frontend(config, registry, show_progress=show_progress)
+    return frontend
 
 
-def open_runner(config: Config, registry: Registry) -> EngineThread | EngineLoop:
-    """Load as :func:`open_frontend` does, and return the engine thread or engine loop that serves coroutines.
+def open_runner(config: Config, registry: Registry) -> Runner:
+    """Load as :func:`open_frontend` does, and return what serves coroutines.
 
     Raises:
         TrencadisError: See :func:`open_frontend`.
     """
     check_model(config, registry.sources)
-    if not _is_remote(config, registry):
+    placement = _elsewhere(config, registry)
+    if placement is None:
         return EngineThread(lambda: open_local_frontend(config, registry))
-    from trencadis.client.process.engine_loop import EngineLoop
+    runner: Runner = placement.open_runner(config, registry)
+    return runner
 
-    return EngineLoop(_connect(config, registry, never_waits=True))
 
-
-def _is_remote(config: Config, registry: Registry) -> bool:
-    """Return whether the engine is in a process of its own, or there are several, each in one.
+def _elsewhere(config: Config, registry: Registry) -> ModuleType | None:
+    """Return the module of the placement; None: the engine runs in this process.
 
     Raises:
-        ConfigValueError: Several were asked for in this process.
+        ConfigValueError: Several engines were asked for in this process.
     """
-    placement, num_replicas = config.engine.placement, config.parallel.data
-    if num_replicas > 1 and placement == "thread":
-        where = spot("engine.placement", placement, registry.sources.get("engine.placement", ""))
+    name, num_replicas = config.engine.placement, config.parallel.data
+    if num_replicas > 1 and name == "thread":
+        where = spot("engine.placement", name, registry.sources.get("engine.placement", ""))
         raise ConfigValueError(
             f"{where}: parallel.data = {num_replicas} engines need a process each.",
             hint='Set engine.placement to "auto", or parallel.data to 1.',
         )
-    return placement == "process" or num_replicas > 1
-
-
-def _connect(config: Config, registry: Registry, **options: Any) -> Frontend:
-    if config.parallel.data > 1:
-        from trencadis.client.replicas.connect import connect_replicas
-
-        return connect_replicas(config, registry, **options)
-    from trencadis.client.process.connect import connect_frontend
-
-    return connect_frontend(config, registry, **options)
+    if num_replicas > 1 and name == "auto":
+        name = FOR_REPLICAS
+    placement = registry.placement(name)
+    return None if placement is None else placement.load()

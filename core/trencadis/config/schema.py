@@ -17,6 +17,8 @@ from trencadis.interfaces.setting import setting
 
 __all__ = [
     "BUCKETING_BY_LAYOUT",
+    "FOR_REPLICAS",
+    "HERE",
     "DEFAULT_BACKEND",
     "DEFAULT_EXECUTOR",
     "EXECUTOR_OF_RANKS",
@@ -40,6 +42,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+HERE = ("auto", "thread")
+"""Values of ``[engine] placement`` for which the core loads the engine, in the calling process; plugins offer the others."""
+
+FOR_REPLICAS = "process"
+"""What ``[engine] placement = "auto"`` becomes for several engines."""
 
 DEFAULT_BACKEND = "torch"
 """What ``[backend] name = "auto"`` becomes if no plugin answers ``trencadis_select_backend``."""
@@ -124,7 +132,6 @@ class EngineConfig:
     placement: str = setting(
         "auto",
         "Where the engine runs: thread (this process), process (one of its own); auto: process for the server, else thread.",
-        validator=in_(["auto", "thread", "process"]),
     )
     watchdog_s: float = setting(
         120.0,

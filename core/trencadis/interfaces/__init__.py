@@ -70,6 +70,7 @@ from trencadis.interfaces.optional_calls import (
     SupportsRestart,
     SupportsSwapping,
 )
+from trencadis.interfaces.placement import Placement
 from trencadis.interfaces.plain_state import has_plain_state, plain_state
 from trencadis.interfaces.router import LiveRequests, Move, ReplicaViews, Router, RoutingRequest, SupportsMoves
 from trencadis.interfaces.sampling import (
@@ -136,6 +137,7 @@ __all__ = [
     "NoConfig",
     "Observer",
     "PendingStep",
+    "Placement",
     "ReplicaViews",
     "Router",
     "RoutingRequest",

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 import attrs
 
 from trencadis.config import check_defaults, settings_of_table
-from trencadis.config.schema import Config
+from trencadis.config.schema import HERE, Config
 from trencadis.errors import ComponentConflictError, ConfigError, ContractError, PluginError, PluginLoadError
 from trencadis.faults import as_words, shown
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Component
 from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.health_check import HealthCheck
+from trencadis.interfaces.placement import Placement
 from trencadis.registry.contracts import why_refused
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import OUR_DISTRIBUTION, Provenance
@@ -26,14 +27,14 @@ __all__ = [
     "add_component",
     "checks_of",
     "components_of",
+    "placements_of",
     "tables_of",
 ]
 
 K = TypeVar("K", bound=Hashable)
+ItemT = TypeVar("ItemT")
 
 _RESERVED = frozenset({"auto", "components", "none", "options"})
-_TABLES_HOOK = "trencadis_tables"
-_CHECKS_HOOK = "trencadis_health_checks"
 _CORE_TABLES = frozenset(field.name for field in attrs.fields(Config))
 HAVE_NONE = frozenset({"kv_codec"})
 """Nouns whose ``none`` is a component: a connector asks for a codec, and gets one that does nothing."""
@@ -142,12 +143,7 @@ def tables_of(loader: PluginLoader, plugin: str) -> dict[str, ConfigTable]:
     """
     provenance = loader.plugins[plugin]
     found: dict[str, ConfigTable] = {}
-    for item in loader.offered(plugin, _TABLES_HOOK):
-        if not isinstance(item, ConfigTable):
-            raise ContractError(
-                f"{provenance} yielded {shown(item)} from {_TABLES_HOOK}, where a trencadis.interfaces.ConfigTable is expected.",
-                hint=provenance.remedy,
-            )
+    for item in _offered(loader, plugin, "trencadis_tables", ConfigTable):
         owner = f"table [{item.name}] of {provenance}"
         if item.name in _CORE_TABLES or item.name in found:
             taken = "is one of trencadis itself" if item.name in _CORE_TABLES else "is offered twice"
@@ -164,12 +160,33 @@ def checks_of(loader: PluginLoader, plugin: str) -> list[HealthCheck]:
         PluginLoadError: Its hook raised.
         ContractError: It yielded something else.
     """
-    provenance = loader.plugins[plugin]
-    found = loader.offered(plugin, _CHECKS_HOOK)
+    return _offered(loader, plugin, "trencadis_health_checks", HealthCheck)
+
+
+def placements_of(loader: PluginLoader, plugin: str) -> list[Placement]:
+    """Return a plugin's placements.
+
+    Raises:
+        PluginLoadError: Its hook raised.
+        ContractError: It yielded something else, or one of the core's name.
+    """
+    found = _offered(loader, plugin, "trencadis_placements", Placement)
     for item in found:
-        if not isinstance(item, HealthCheck):
+        if item.name in HERE:
+            provenance = loader.plugins[plugin]
             raise ContractError(
-                f"{provenance} yielded {shown(item)} from {_CHECKS_HOOK}, where a trencadis.interfaces.HealthCheck is expected.",
+                f'placement "{item.name}" of {provenance}: the name is one of trencadis itself.', hint=provenance.remedy
+            )
+    return found
+
+
+def _offered(loader: PluginLoader, plugin: str, hook: str, kind: type[ItemT]) -> list[ItemT]:
+    found = loader.offered(plugin, hook)
+    for item in found:
+        if not isinstance(item, kind):
+            provenance = loader.plugins[plugin]
+            raise ContractError(
+                f"{provenance} yielded {shown(item)} from {hook}, where a trencadis.interfaces.{kind.__name__} is expected.",
                 hint=provenance.remedy,
             )
     return found

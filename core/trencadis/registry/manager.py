@@ -72,9 +72,14 @@ class PluginLoader:
                 loader._load_installed(entry_point, provenance)
         return loader
 
-    def load_rest(self) -> Sequence[tuple[Provenance, PluginError | None]]:
-        """Import the installed plugins that nothing had asked for, and return them as :attr:`installed` does; raises nothing."""
-        rest, self._rest = self._rest, []
+    def load_rest(self, only: str = "") -> Sequence[tuple[Provenance, PluginError | None]]:
+        """Import the installed plugins that nothing had asked for, and return them as :attr:`installed` does; raises nothing.
+
+        Args:
+            only: Name of the entry points that are loaded; empty: all.
+        """
+        rest = [one for one in self._rest if only in ("", one[0].name)]
+        self._rest = [one for one in self._rest if one not in rest]
         before = len(self._installed)
         for entry_point, provenance in rest:
             self._load_installed(entry_point, provenance)

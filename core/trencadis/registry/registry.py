@@ -17,6 +17,7 @@ import attrs
 from trencadis.config import Config, Settings, settings_of
 from trencadis.config.import_paths import is_import_path, refuse_import_path
 from trencadis.config.messages import spot, with_origin
+from trencadis.config.schema import HERE
 from trencadis.errors import (
     ComponentConflictError,
     ConfigValueError,
@@ -27,12 +28,14 @@ from trencadis.errors import (
     UnknownComponentError,
     UnknownKeyError,
     did_you_mean,
+    must_be_one_of,
 )
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import ComponentContext
 from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.health_check import HealthCheck
+from trencadis.interfaces.placement import Placement
 from trencadis.records import ModelFacts
 from trencadis.registry.collect import (
     BrokenPlugin,
@@ -40,6 +43,7 @@ from trencadis.registry.collect import (
     add_component,
     checks_of,
     components_of,
+    placements_of,
     tables_of,
 )
 from trencadis.registry.contracts import CONTRACTS
@@ -122,13 +126,16 @@ class Registry:
                     registry._collect(name, strict=True)
         return registry
 
-    def complete(self) -> bool:
+    def complete(self, only: str = "") -> bool:
         """Load the installed plugins that nothing had asked for; returns whether there were any. Whatever lists all does so first.
+
+        Args:
+            only: Name of the entry points that are loaded; empty: all.
 
         Raises:
             PluginError: See :meth:`of`.
         """
-        rest = self._loader.load_rest()
+        rest = self._loader.load_rest(only)
         with contextlib.redirect_stdout(sys.stderr):
             for provenance, failure in rest:
                 self._collect_installed(provenance, failure)
@@ -276,6 +283,39 @@ class Registry:
             ContractError: It yielded something else.
         """
         return checks_of(self._loader, plugin)
+
+    def placement(self, name: str) -> Placement | None:
+        """Return a placement by name; None for one in the calling process.
+
+        Raises:
+            ConfigValueError: No usable plugin offers it.
+            ComponentConflictError: Several plugins offer it.
+            PluginLoadError: The hook of a plugin raised.
+            ContractError: A plugin yields what is no placement.
+        """
+        if name in HERE:
+            return None
+        self.complete("placement")
+        found = self._placements()
+        if name not in found and self.complete():
+            found = self._placements()
+        if name in found:
+            return found[name]
+        source = self._sources.get("engine.placement", "")
+        reason = must_be_one_of(name, (*HERE, *sorted(found)))
+        raise ConfigValueError(f"{spot('engine.placement', name, source)}: {reason}", hint=self._trouble())
+
+    def _placements(self) -> dict[str, Placement]:
+        found: dict[str, tuple[Placement, Provenance]] = {}
+        for plugin, provenance in self._loader.plugins.items():
+            for one in placements_of(self._loader, plugin):
+                if one.name in found:
+                    raise ComponentConflictError(
+                        f'Two plugins offer the placement "{one.name}": {found[one.name][1]} and {provenance}.',
+                        hint=f'Uninstall one of them, or block one: [plugins] blocked = ["{plugin}"].',
+                    )
+                found[one.name] = one, provenance
+        return {name: one for name, (one, _) in found.items()}
 
     def select(
         self, noun: str, name: str, *, source: str = "", key: str = "name", may_import: bool = False

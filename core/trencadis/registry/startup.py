@@ -67,6 +67,7 @@ def load_with_plugins(
 
     resolved = completed(registry, load)
     registry.note_sources(resolved.sources)
+    registry.placement(resolved.config.engine.placement)
     return resolved, registry
 
 

@@ -23,20 +23,17 @@ import numpy as np
 from trencadis.api import (
     Config,
     EngineTotals,
-    LiveRow,
-    Mover,
     Registry,
-    Routing,
     build_engine,
-    make_mover,
-    make_router,
-    make_routing,
 )
 from trencadis.clock import SimulatedClock
 from trencadis.console import Advance
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
 from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
+from trencadis_remote.replicas.connect import make_mover, make_router, make_routing
+from trencadis_remote.replicas.mover import LiveRow, Mover
+from trencadis_remote.replicas.routing import Routing
 from trencadis_tools.simulated_store.store import Stores
 from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, simulated_speculation
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events

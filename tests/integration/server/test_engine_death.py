@@ -43,7 +43,7 @@ def engine_pids() -> list[int]:
         for child in children.read_text().split():
             arguments = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
             # A whole argument: the process that runs blocks of the docs names such modules in its code.
-            if b"trencadis.client.process" in arguments:
+            if b"trencadis_remote.process" in arguments:
                 found.append(int(child))
     return found
 
@@ -172,4 +172,4 @@ def test_code_that_holds_pythons_lock_is_found_in_the_log_and_its_request_is_tol
     log = capfd.readouterr().err
     assert "Current thread" in log
     assert "in match_catastrophically" in log
-    assert "trencadis/client/process/worker.py" in log, "the engine's own thread is shown, too"
+    assert "trencadis_remote/process/worker.py" in log, "the engine's own thread is shown, too"

@@ -8,12 +8,12 @@ from typing import Any
 
 import attrs
 
-from trencadis.client.process.channel import Channel
-from trencadis.client.process.client import RemoteEngineClient
-from trencadis.client.process.messages import ReadyMessage
-from trencadis.client.process.transport import Transport
-from trencadis.client.process.worker import EngineWorker
 from trencadis.clock import SystemClock
+from trencadis_remote.process.channel import Channel
+from trencadis_remote.process.client import RemoteEngineClient
+from trencadis_remote.process.messages import ReadyMessage
+from trencadis_remote.process.transport import Transport
+from trencadis_remote.process.worker import EngineWorker
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
 

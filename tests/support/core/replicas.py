@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from support.core.lines import Line, LineOpener
-from trencadis.client.process.channel import WakeUpFile
-from trencadis.client.process.client import RemoteEngineClient
-from trencadis.client.replicas.client import ReplicatedEngineClient
-from trencadis.client.replicas.connect import make_mover
-from trencadis.client.replicas.guarded_router import GuardedRouter
-from trencadis.client.replicas.restarts import RestartLimit
-from trencadis.client.replicas.routing import Routing
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import Config, ParallelConfig, RouterConfig
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.errors import TrencadisError
 from trencadis.interfaces import Router
 from trencadis.records import Request, SamplingParams
+from trencadis_remote.process.channel import WakeUpFile
+from trencadis_remote.process.client import RemoteEngineClient
+from trencadis_remote.replicas.client import ReplicatedEngineClient
+from trencadis_remote.replicas.connect import make_mover
+from trencadis_remote.replicas.guarded_router import GuardedRouter
+from trencadis_remote.replicas.restarts import RestartLimit
+from trencadis_remote.replicas.routing import Routing
 from trencadis_testing.fakes import FakeBackend, fake_text
 
 __all__ = ["PROMPT", "TEXT", "FakeStarter", "Fleet", "request_of"]

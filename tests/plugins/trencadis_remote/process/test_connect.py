@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from trencadis.client.engine_thread import EngineThread
+from trencadis.client.factory import open_frontend, open_runner
+from trencadis.config import Config
+from trencadis.config.schema import NounConfig
+from trencadis.errors import (
+    ConfigValueError,
+    EngineEndedError,
+    ModelLoadError,
+    PluginError,
+    PluginLoadError,
+    TrencadisError,
+)
+from trencadis.records import SamplingParams
+from trencadis.registry import Registry
+from trencadis_remote.process.client import RemoteEngineClient
+from trencadis_remote.process.connect import connect_frontend
+from trencadis_testing.fakes import fake_text
+
+House = Callable[..., tuple[Config, Registry]]
+
+
+def error_of(config: Config, registry: Registry) -> TrencadisError:
+    with pytest.raises(TrencadisError) as caught:
+        connect_frontend(config, registry)
+    return caught.value
+
+
+def test_a_frontend_over_another_process_serves(process_house: House) -> None:
+    frontend = connect_frontend(*process_house())
+    client = frontend.submit((5, 6), SamplingParams(max_tokens=9), request_id="a")
+    while not client.is_finished:
+        frontend.step()
+    assert client.output().outputs[0].token_ids == tuple(fake_text((5, 6), 9, vocab_size=4096))
+    assert frontend.engine.model.architecture == "Fake"
+    frontend.close()
+    frontend.close()
+
+
+@pytest.mark.slow
+def test_how_far_the_warm_up_of_the_other_process_is_can_be_drawn_here(
+    process_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int | None]] = []
+
+    @contextlib.contextmanager
+    def track(what: str, **_: Any) -> Iterator[Any]:
+        yield lambda done, total=None: seen.append((done, total))
+
+    monkeypatch.setattr("trencadis.client.factory.track", track)
+    house = process_house(
+        engine={"warmup": True},
+        backend={
+            "name": "trencadis_testing.fakes:FakeBackend",
+            "options": {"vocab_size": 4096, "eos": -1, "max_model_len": 64, "strict": False, "layout": "padded"},
+        },
+        bucketing={"name": "exponential"},
+    )
+    connect_frontend(*house, show_progress=True).close()
+    done, total = seen[-1]
+    assert total is not None
+    assert done == total > 1
+    assert seen == sorted(seen, key=lambda one: one[0])
+
+
+def test_a_plugin_given_in_code_is_named_as_what_cannot_travel(process_house: House) -> None:
+    config, registry = process_house()
+    registry.register(types.ModuleType("my_experiment"))
+    error = error_of(config, registry)
+    assert type(error) is PluginError
+    assert "my_experiment, given in code" in str(error)
+    assert 'placement = "thread"' in str(error)
+
+
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"policy": "no_such_module:Policy"}, PluginLoadError, "no_such_module"),
+        ({"cache": {"num_blocks": 0, "memory_fraction": 1e-9}}, TrencadisError, "cache"),
+    ],
+)
+def test_what_goes_wrong_there_is_raised_here_with_its_class_and_words(
+    process_house: House, change: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    policy = change.pop("policy", None)
+    config, registry = process_house(**change)
+    if policy is not None:
+        config = attrs.evolve(config, scheduling=NounConfig(name=policy))
+    error = error_of(config, registry)
+    assert isinstance(error, kind)
+    assert words in str(error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "words"), [("Vanishes", "ended with exit code 7"), ("Circles", "scheduling")])
+def test_a_policy_that_ends_or_holds_up_the_process_is_named(process_house: House, policy: str, words: str) -> None:
+    name = f"support.strategies.hostile_policies:{policy}"
+    config, registry = process_house(scheduling={"name": name, "fallback": "fcfs"}, engine={"watchdog_s": 1.0})
+    frontend = connect_frontend(config, registry)
+    client = frontend.submit((5, 6), SamplingParams(max_tokens=9), request_id="a")
+
+    def serve() -> None:
+        while not client.is_finished:
+            frontend.step()
+
+    with pytest.raises(EngineEndedError, match=words) as caught:
+        serve()
+    assert f'while scheduling component "{name}" of support.strategies.hostile_policies' in str(caught.value)
+    assert "was being called" in str(caught.value)
+    frontend.close()
+
+
+def test_a_source_is_named_as_here(process_house: House) -> None:
+    config, registry = process_house(bucketing={"name": "exact", "options": {}})
+    config = attrs.evolve(config, scheduling=attrs.evolve(config.scheduling, name="fcfz"))
+    registry.note_sources({"scheduling.name": "serve.toml"})
+    error = error_of(config, registry)
+    assert "serve.toml" in str(error)
+    assert 'Did you mean "fcfs"?' in str(error)
+
+
+def test_a_missing_tokenizer_is_said_before_the_child_is_ready(process_house: House) -> None:
+    config, registry = process_house()
+    config = attrs.evolve(config, model=attrs.evolve(config.model, tokenizer="/no/such/place"))
+    error = error_of(config, registry)
+    assert isinstance(error, ModelLoadError)
+    assert "/no/such/place" in str(error)
+    assert not isinstance(error, ConfigValueError)
+
+
+@pytest.mark.slow
+def test_process_is_another(process_house: House) -> None:
+    frontend = open_frontend(*process_house())
+    assert isinstance(frontend.engine, RemoteEngineClient)
+    frontend.close()
+
+
+@pytest.mark.slow
+def test_coroutines_are_served_by_a_thread_here_and_by_their_loop_for_another_process(
+    fake_house: House, process_house: House
+) -> None:
+    here, there = open_runner(*fake_house()), open_runner(*process_house())
+    assert isinstance(here, EngineThread)
+    assert isinstance(there.frontend.engine, RemoteEngineClient)
+    here.close()
+    there.close()
+    assert (here.is_alive, there.is_alive) == (False, False)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trencadis.errors import ConfigError
+from trencadis_remote.process.process import EngineProcess, describe_exit
+
+ROOT = Path(__file__).parents[4]
+PARENT = """
+import sys, time
+from trencadis.errors import ConfigError
+from trencadis_remote.process.process import EngineProcess
+process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
+print(process.pid, process.address, flush=True)
+{end}
+"""
+
+
+def has_ended(pid: int, timeout_s: float) -> bool:
+    """Wait for the end of a process that is no child of ours."""
+    try:
+        file = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([file], [], [], timeout_s)[0])
+    finally:
+        os.close(file)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "ended with exit code 0"),
+        (3, "ended with exit code 3"),
+        (-9, "was killed by SIGKILL; often the kernel ran out of memory"),
+        (-11, "was killed by SIGSEGV"),
+        (-250, "was killed by signal 250"),
+    ],
+)
+def test_an_exit_code_is_said_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words
+
+
+def test_the_socket_lies_where_nobody_else_may_look_and_is_removed() -> None:
+    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
+    directory = Path(process.address.removeprefix("ipc://")).parent
+    try:
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert len(process.address) < 100
+    finally:
+        process.close()
+    assert not directory.exists()
+    assert has_ended(process.pid, 0)
+    process.close()
+
+
+def test_what_has_been_closed_keeps_no_descriptor_even_if_it_is_still_held() -> None:
+    def descriptors() -> list[str]:
+        return sorted(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
+    process.close()
+    assert descriptors() == before
+    assert process.stalled == ""
+
+
+def test_a_temporary_directory_with_a_long_name_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
+    process.close()
+    assert len(process.address) < 100
+    assert not list(long.iterdir())
+
+
+@pytest.mark.parametrize("value", [object(), 2**70])
+def test_a_value_that_cannot_travel_is_refused_in_words(value: object, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match="cannot travel"):
+        EngineProcess(tables={"scheduling": {"options": {"a": value}}}, sources={}, log_levels=("critical", "critical"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_secrets_are_neither_arguments_nor_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRENCADIS_SERVER__API_KEYS", "ops:hush-hush")
+    process = EngineProcess(tables={"cache": {"key": "hush-hush"}}, sources={}, log_levels=("critical", "critical"))
+    try:
+        for name in ("cmdline", "environ"):
+            assert b"hush-hush" not in Path(f"/proc/{process.pid}/{name}").read_bytes()
+    finally:
+        process.close()
+
+
+def test_a_process_that_nobody_closed_is_ended_with_its_owner() -> None:
+    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
+    pid = process.pid
+    del process
+    assert has_ended(pid, 5)
+
+
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize("how", ["killed", "left"])
+def test_the_child_does_not_outlive_its_parent(how: str) -> None:
+    end = "time.sleep(100)" if how == "killed" else "import os; os._exit(0)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT.replace("{end}", end)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    output: Any = parent.stdout
+    pid, address = output.readline().split()
+    if how == "killed":
+        parent.send_signal(signal.SIGKILL)
+    parent.wait(20)
+    output.close()
+    assert has_ended(int(pid), 20)
+    assert not Path(address.removeprefix("ipc://")).parent.exists()
