@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
-from trencadis.interfaces.laws import covering, law, tell
+from trencadis.errors import ContractError
+from trencadis.faults import shown
+from trencadis.interfaces.laws import Law, law, tell
 from trencadis.records import Bucket, BucketLimits, Shape
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "BucketingStrategy"]
 
 INTERFACE_VERSION = 1
 STABILITY = "stable"
+
+
+def _covering(method: str, answer: Any, shape: Shape) -> Bucket:
+    if isinstance(answer, Bucket) and answer.covers(shape):
+        return answer
+    raise ContractError(f"{method}({shown(shape)}) returned {shown(answer)}, which does not cover it")
 
 
 class BucketingStrategy(ABC):
@@ -34,7 +43,7 @@ class BucketingStrategy(ABC):
         """
 
     @abstractmethod
-    @law(covering("shape"), opens=True)
+    @law(Law("a bucket that covers ``shape``", _covering, ("shape",)), opens=True)
     def bucket_for(self, shape: Shape) -> Bucket:
         """Return a bucket that covers ``shape`` in every dimension.
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import attrs
+import numpy as np
 
-from trencadis.interfaces.laws import at_least, counts_up_to, law, tell
+from trencadis.errors import ContractError
+from trencadis.faults import shown
+from trencadis.interfaces.laws import Law, at_least, law, tell
 from trencadis.records import Int32Array, Int64Array
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "DraftLength", "LengthView", "VerifiedStep"]
@@ -71,6 +75,13 @@ class VerifiedStep:
     step_s: float
 
 
+def _counts_up_to(method: str, answer: Any, most: Any) -> Any:
+    is_complete = isinstance(answer, np.ndarray) and answer.dtype.kind in "iu" and answer.shape == most.shape
+    if is_complete and not ((answer < 0) | (answer > most)).any():
+        return answer
+    raise ContractError(f"{method}() returned {shown(answer)}, allowed are 0 to {shown(most)}")
+
+
 class DraftLength(ABC):
     """Chooses draft lengths. Engine thread.
 
@@ -79,7 +90,7 @@ class DraftLength(ABC):
     """
 
     @abstractmethod
-    @law(counts_up_to("view.max_draft_tokens"))
+    @law(Law("whole numbers from 0 to ``view.max_draft_tokens``", _counts_up_to, ("view.max_draft_tokens",)))
     def choose(self, view: LengthView) -> Int32Array:
         """Return the most drafts for each sequence, int32 ``[num_sequences]``, 0 .. ``view.max_draft_tokens``.
 

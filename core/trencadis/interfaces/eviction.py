@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
-from trencadis.interfaces.laws import distinct, law, tell
+import numpy as np
+
+from trencadis.errors import ContractError
+from trencadis.faults import shown
+from trencadis.interfaces.laws import Law, law, tell
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "EvictionPolicy"]
 
 INTERFACE_VERSION = 1
 STABILITY = "stable"
+
+
+def _distinct(method: str, answer: Any, number: int) -> Any:
+    if len(answer) != number or len(set(answer)) != number:
+        raise ContractError(f"{method}({number}) returned {shown(answer)}; they must be {number} different candidates")
+    if not all(isinstance(one, int | np.integer) for one in answer):
+        raise ContractError(f"{method}() returned {shown(answer)}")
+    return answer
 
 
 class EvictionPolicy(ABC):
@@ -62,7 +75,7 @@ class EvictionPolicy(ABC):
         """Drop candidates that a sequence references again; blocks in chain order, head first."""
 
     @abstractmethod
-    @law(distinct("num_blocks"), opens=True)
+    @law(Law("``num_blocks`` different candidates", _distinct, ("num_blocks",)), opens=True)
     def victims(self, num_blocks: int) -> list[int]:
         """Remove and return the ``num_blocks`` candidates that go first; O(num_blocks log n).
 

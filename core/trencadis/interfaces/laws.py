@@ -11,8 +11,8 @@ A law names what it reads by the parameters of the method: ``"token_budget"``, o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter, index
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -20,22 +20,14 @@ import numpy as np
 
 from trencadis.errors import ContractError
 from trencadis.faults import shown
-from trencadis.records import Bucket
 
 __all__ = [
     "Law",
     "Rule",
     "at_least",
     "at_most",
-    "budgets_within",
-    "counts_up_to",
-    "covering",
-    "distinct",
-    "drafts_for",
-    "healthy",
     "law",
     "legal",
-    "moves",
     "one_of",
     "permutation_of",
     "readable",
@@ -229,43 +221,6 @@ def _permutation_of(method: str, answer: Any, items: Any) -> Any:
     raise ContractError(f"{method}() returned {shown(answer)}, no permutation of {shown(items)}")
 
 
-def distinct(number: str) -> Law:
-    """As many different whole numbers as an argument says."""
-    return Law(f"``{number}`` different candidates", _distinct, (number,))
-
-
-def _distinct(method: str, answer: Any, number: int) -> Any:
-    if len(answer) != number or len(set(answer)) != number:
-        raise ContractError(f"{method}({number}) returned {shown(answer)}; they must be {number} different candidates")
-    if not all(isinstance(one, int | np.integer) for one in answer):
-        raise ContractError(f"{method}() returned {shown(answer)}")
-    return answer
-
-
-def budgets_within(budget: str, kind: Callable[[int, int], Any]) -> Law:
-    """Numbers of decode and prefill tokens from 0 on; those beyond the budget of the step count as that, in ``kind``."""
-
-    def test(method: str, answer: Any, most: int) -> Any:
-        decode, prefill = index(answer.decode), index(answer.prefill)
-        if decode < 0 or prefill < 0:
-            raise ContractError(f"{method}() returned {shown(answer)}: negative")
-        return answer if decode <= most and prefill <= most else kind(min(decode, most), min(prefill, most))
-
-    return Law(f"two budgets from 0 on; one beyond ``{budget}`` counts as that", test, (budget,))
-
-
-def counts_up_to(limits: str) -> Law:
-    """An array of whole numbers, each from 0 to that of an argument in its place."""
-    return Law(f"whole numbers from 0 to ``{limits}``, of the same shape", _counts_up_to, (limits,))
-
-
-def _counts_up_to(method: str, answer: Any, most: Any) -> Any:
-    is_complete = isinstance(answer, np.ndarray) and answer.dtype.kind in "iu" and answer.shape == most.shape
-    if is_complete and not ((answer < 0) | (answer > most)).any():
-        return answer
-    raise ContractError(f"{method}() returned {shown(answer)}, allowed are 0 to {shown(most)}")
-
-
 # --------------------------------------------------------------------------------------------------------- other types
 
 
@@ -280,81 +235,3 @@ def _readable(method: str, answer: Any) -> str:
     if len(answer) > _MAX_REFUSAL or not answer.isprintable():
         raise ContractError(f"{method}() returned {shown(answer)}: no more than {_MAX_REFUSAL} printable characters")
     return answer
-
-
-def covering(shape: str) -> Law:
-    """A bucket that covers a shape in every dimension."""
-    return Law(f"a bucket that covers ``{shape}``", _covering, (shape,))
-
-
-def _covering(method: str, answer: Any, shape: Any) -> Bucket:
-    if isinstance(answer, Bucket) and answer.covers(shape):
-        return answer
-    raise ContractError(f"{method}({shown(shape)}) returned {shown(answer)}, which does not cover it")
-
-
-def drafts_for(view: str) -> Law:
-    """Drafts for the sequences of a view: no more than it allows, and trees only where it allows them."""
-    return Law(
-        f"drafts within ``{view}.max_draft_tokens``, in columns of one length, linear where ``{view}.linear_only``",
-        _drafts_for,
-        (view,),
-    )
-
-
-def _drafts_for(_: str, drafts: Any, view: Any) -> Any:
-    counts, most = drafts.num_drafts, view.max_draft_tokens
-    columns = [counts, drafts.token_ids, *([] if drafts.parents is None else [drafts.parents])]
-    columns += [] if drafts.distributions is None else [drafts.distributions.rows]
-    if any(column.ndim != 1 or column.dtype.kind != "i" for column in columns):
-        raise ContractError(f"its drafts are no arrays of whole numbers: {', '.join(map(shown, columns))}")
-    if any(len(column) != len(drafts.token_ids) for column in columns[1:]):
-        lengths = ", ".join(str(len(column)) for column in columns[1:])
-        raise ContractError(f"its drafts have columns of {lengths} rows")
-    is_within = len(counts) == len(most) and not ((counts < 0) | (counts > most)).any()
-    if not is_within or len(drafts.token_ids) != int(counts.sum()):
-        raise ContractError(f"it drafted {shown(counts)}, allowed are {shown(most)}")
-    if drafts.distributions is not None and len(drafts.token_ids):
-        rows, shape = drafts.distributions.rows, tuple(drafts.distributions.probabilities.shape)
-        if len(shape) != 2 or int(rows.min()) < -1 or int(rows.max()) >= shape[0]:
-            raise ContractError(
-                f"it drew drafts by the rows {shown(rows)} of probabilities of the shape {shown(shape)}"
-            )
-    if drafts.parents is not None:
-        within = np.arange(len(drafts.parents)) - np.repeat(np.cumsum(counts) - counts, counts)
-        if ((drafts.parents != within - 1) & np.repeat(view.linear_only, counts)).any():
-            raise ContractError("it drafted a tree where drafts must be linear")
-        if (drafts.parents < -1).any() or (drafts.parents >= within).any():
-            raise ContractError("it drafted a tree in which a draft comes before its parent")
-    return drafts
-
-
-def healthy(replicas: str) -> Law:
-    """The index of a replica that may be chosen."""
-    return Law(f"the index of a healthy one of ``{replicas}``", _healthy, (f"{replicas}.is_healthy",))
-
-
-def _healthy(method: str, answer: Any, is_healthy: Any) -> int:
-    if _is_index(answer) and 0 <= answer < len(is_healthy) and is_healthy[answer]:
-        return int(answer)
-    raise ContractError(f"{method}() returned {shown(answer)}, which is no healthy replica of {len(is_healthy)}")
-
-
-def moves() -> Law:
-    """Pairs of a request and a replica; which of them can be made is another matter."""
-    return Law("a sequence of moves", _moves)
-
-
-def _moves(method: str, answer: Any) -> Any:
-    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
-        raise ContractError(f"{method}() returned {shown(answer)}, which is no sequence of moves")
-    for one in answer:
-        if not isinstance(one, tuple) or len(one) != 2 or not all(map(_is_index, one)):
-            raise ContractError(
-                f"{method}() returned {shown(one)}, which is no move: a request and a replica by their indices"
-            )
-    return answer
-
-
-def _is_index(answer: object) -> bool:
-    return isinstance(answer, int | np.integer) and not isinstance(answer, bool)

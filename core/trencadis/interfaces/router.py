@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
+import numpy as np
 
-from trencadis.interfaces.laws import healthy, law, moves, tell
+from trencadis.errors import ContractError
+from trencadis.faults import shown
+from trencadis.interfaces.laws import Law, law, tell
 from trencadis.records import BoolArray, FloatArray, Int32Array, Int64Array
 
 __all__ = [
@@ -71,6 +74,30 @@ class ReplicaViews:
     is_healthy: BoolArray
 
 
+def _healthy(method: str, answer: Any, is_healthy: Any) -> int:
+    if _is_index(answer) and 0 <= answer < len(is_healthy) and is_healthy[answer]:
+        return int(answer)
+    raise ContractError(f"{method}() returned {shown(answer)}, which is no healthy replica of {len(is_healthy)}")
+
+
+def _moves(method: str, answer: Any) -> Any:
+    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+        raise ContractError(f"{method}() returned {shown(answer)}, which is no sequence of moves")
+    for one in answer:
+        if not isinstance(one, tuple) or len(one) != 2 or not all(map(_is_index, one)):
+            raise ContractError(
+                f"{method}() returned {shown(one)}, which is no move: a request and a replica by their indices"
+            )
+    return answer
+
+
+def _is_index(answer: object) -> bool:
+    return isinstance(answer, int | np.integer) and not isinstance(answer, bool)
+
+
+_HEALTHY = Law("the index of a healthy replica", _healthy, ("replicas.is_healthy",))
+
+
 class Router(ABC):
     """Chooses replicas. One thread, that of the client; a call takes at most 200 µs with 1,000 replicas.
 
@@ -84,11 +111,11 @@ class Router(ABC):
     needs_prefixes: bool = False
 
     @abstractmethod
-    @law(healthy("replicas"))
+    @law(_HEALTHY)
     def peek(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
         """Return the index of a healthy replica: what :meth:`select` would return now. Pure."""
 
-    @law(healthy("replicas"), opens=True, calls_others=True)
+    @law(_HEALTHY, opens=True, calls_others=True)
     def select(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
         """Return the index of a healthy replica, which takes the request; may remember it. Once per request and try.
 
@@ -165,7 +192,7 @@ class SupportsMoves(ABC):
     moves_period_s: float = 0.1
 
     @abstractmethod
-    @law(moves(), otherwise=())
+    @law(Law("a sequence of moves", _moves), otherwise=())
     def moves(self, live: LiveRequests, replicas: ReplicaViews) -> Sequence[Move]:
         """Return which requests are to move now, each at most once; the first ones count where there are too many. Pure.
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from operator import index
 from typing import NamedTuple
 
 import attrs
 import numpy as np
 
-from trencadis.interfaces.laws import at_least, at_most, budgets_within, law, one_of, permutation_of, readable, tell
+from trencadis.errors import ContractError
+from trencadis.faults import shown
+from trencadis.interfaces.laws import Law, at_least, at_most, law, one_of, permutation_of, readable, tell
 from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "SchedulerView", "SchedulingPolicy", "SupportsSteadySteps", "TokenSplit"]
@@ -33,6 +36,13 @@ class TokenSplit(NamedTuple):
 
     decode: int
     prefill: int
+
+
+def _within_budget(method: str, answer: TokenSplit, most: int) -> TokenSplit:
+    decode, prefill = index(answer.decode), index(answer.prefill)
+    if decode < 0 or prefill < 0:
+        raise ContractError(f"{method}() returned {shown(answer)}: negative")
+    return answer if decode <= most and prefill <= most else TokenSplit(min(decode, most), min(prefill, most))
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -162,7 +172,10 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return view.waiting
 
-    @law(budgets_within("token_budget", TokenSplit), opens=True)
+    @law(
+        Law("two budgets from 0 on; one beyond ``token_budget`` counts as that", _within_budget, ("token_budget",)),
+        opens=True,
+    )
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return how many tokens decodes and prefills may use in this step.
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import attrs
+import numpy as np
 
-from trencadis.interfaces.laws import drafts_for, law, tell
+from trencadis.errors import ContractError
+from trencadis.faults import shown
+from trencadis.interfaces.laws import Law, law, tell
 from trencadis.interfaces.optional_calls import HeadGuesses
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Int64Array, Request
 
@@ -54,6 +58,33 @@ class DraftView:
     rank: Callable[..., HeadGuesses] | None = None
 
 
+def _drafts_for(_: str, drafts: Any, view: DraftView) -> Any:
+    counts, most = drafts.num_drafts, view.max_draft_tokens
+    columns = [counts, drafts.token_ids, *([] if drafts.parents is None else [drafts.parents])]
+    columns += [] if drafts.distributions is None else [drafts.distributions.rows]
+    if any(column.ndim != 1 or column.dtype.kind != "i" for column in columns):
+        raise ContractError(f"its drafts are no arrays of whole numbers: {', '.join(map(shown, columns))}")
+    if any(len(column) != len(drafts.token_ids) for column in columns[1:]):
+        lengths = ", ".join(str(len(column)) for column in columns[1:])
+        raise ContractError(f"its drafts have columns of {lengths} rows")
+    is_within = len(counts) == len(most) and not ((counts < 0) | (counts > most)).any()
+    if not is_within or len(drafts.token_ids) != int(counts.sum()):
+        raise ContractError(f"it drafted {shown(counts)}, allowed are {shown(most)}")
+    if drafts.distributions is not None and len(drafts.token_ids):
+        rows, shape = drafts.distributions.rows, tuple(drafts.distributions.probabilities.shape)
+        if len(shape) != 2 or int(rows.min()) < -1 or int(rows.max()) >= shape[0]:
+            raise ContractError(
+                f"it drew drafts by the rows {shown(rows)} of probabilities of the shape {shown(shape)}"
+            )
+    if drafts.parents is not None:
+        within = np.arange(len(drafts.parents)) - np.repeat(np.cumsum(counts) - counts, counts)
+        if ((drafts.parents != within - 1) & np.repeat(view.linear_only, counts)).any():
+            raise ContractError("it drafted a tree where drafts must be linear")
+        if (drafts.parents < -1).any() or (drafts.parents >= within).any():
+            raise ContractError("it drafted a tree in which a draft comes before its parent")
+    return drafts
+
+
 class Speculator(ABC):
     """Proposes tokens. Engine thread; only committed tokens are shown to it.
 
@@ -84,7 +115,7 @@ class Speculator(ABC):
         """Receives the engine's sizes; once, before the first ``propose``, to allocate and prepare."""
 
     @abstractmethod
-    @law(drafts_for("view"))
+    @law(Law("drafts within ``view.max_draft_tokens``, linear where ``view.linear_only``", _drafts_for, ("view",)))
     def propose(self, view: DraftView) -> Drafts:
         """Return at most ``view.max_draft_tokens`` drafts for each sequence, in the view's order.
 
