@@ -11,8 +11,7 @@ from typing import ClassVar
 import pytest
 
 from trencadis.errors import ContractError
-from trencadis.interfaces import BucketingStrategy
-from trencadis.interfaces.laws import legal
+from trencadis.interfaces import BucketingStrategy, legal
 from trencadis.records import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
 
 __all__ = [

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import DraftLength, LengthView, VerifiedStep
-from trencadis.interfaces.laws import legal
+from trencadis.interfaces import DraftLength, LengthView, VerifiedStep, legal
 from trencadis.records import Int32Array, SamplingParams
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import make_engine

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trencadis.interfaces import EvictionPolicy
-from trencadis.interfaces.laws import legal
+from trencadis.interfaces import EvictionPolicy, legal
 from trencadis_testing.hash_seeds import same_under_other_hashes
 from trencadis_testing.resources import call_s, ends_its_threads, growth_bytes
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trencadis.interfaces import LiveRequests, ReplicaViews, Router, RoutingRequest, SupportsMoves
-from trencadis.interfaces.laws import legal
+from trencadis.interfaces import LiveRequests, ReplicaViews, Router, RoutingRequest, SupportsMoves, legal
 from trencadis_testing.hash_seeds import same_under_other_hashes
 from trencadis_testing.resources import call_s, ends_its_threads, growth_bytes
 

@@ -64,7 +64,8 @@ class Guard(Generic[S]):
         capabilities: Contracts beside it that a component may have.
 
     Attributes:
-        ask: The guarded methods. A guard that inherits the contract has them itself, but for those that its class overrides.
+        ask: The guarded methods. A guard that inherits the contract has them itself, and calls the others as they are, but for those that
+            its class overrides.
         label: Names what is in place in messages.
     """
 
@@ -86,10 +87,9 @@ class Guard(Generic[S]):
         self._meter = meter or CallMeter(label)
         self._faults = FaultLog(logger)
         self._plain: dict[str, Call] = {}
-        self._inherited: set[str] = set()
+        self._inherited: list[str] = []
         if isinstance(self, self._contract):
-            named = rules_of(self._contract)
-            self._inherited = {one for one in named if getattr(type(self), one) is getattr(self._contract, one)}
+            self._inherited = [name for name in _methods(self._contract) if _is_default(self, self._contract, name)]
         self._beside: Any = None
         self.strategy = strategy
 
@@ -111,8 +111,8 @@ class Guard(Generic[S]):
                 self._plain[name] = call
             call = call if self._beside is None else self._with_other(rule, call)
             setattr(self.ask, name, call)
-            if name in self._inherited:
-                vars(self)[name] = call
+        for name in self._inherited:
+            vars(self)[name] = getattr(self.ask if name in self._rules else strategy, name)
 
     def put_beside(self, other: Any) -> None:
         """Have another object be told of each call: its method of the same name gets the answer and the arguments; None: no longer."""
@@ -121,7 +121,8 @@ class Guard(Generic[S]):
 
     def _made(self, rule: Rule, call: Call) -> Call:
         """Return the function that calls a method."""
-        meter, check, further = self._meter, rule.check, getattr(self, f"_check_{rule.method}", None)
+        meter, further = self._meter, getattr(self, f"_check_{rule.method}", None)
+        check = None if rule.check_of is None else rule.check_of(self._strategy)
         begin, end, is_ready = meter.begin, meter.end, self._readiness(rule)
 
         def guarded(*args: Any, **named: Any) -> Any:
@@ -304,6 +305,10 @@ def _is_default(component: object, contract: type, method: str) -> bool:
     """Return whether a component leaves a method as its contract defines it: then there is nothing to call or to guard."""
     own, default = getattr(type(component), method, None), getattr(contract, method)
     return own is default and method not in getattr(component, "__dict__", ())
+
+
+def _methods(contract: type) -> list[str]:
+    return [name for name in dir(contract) if not name.startswith("_") and callable(getattr(contract, name))]
 
 
 def _lacking(rule: Rule) -> Call:

@@ -8,18 +8,18 @@ Shapes: L logits rows in a call, V vocabulary, B sequences, N most drafts of one
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
+from trencadis.activity import ACTIVITY
 from trencadis.engine.commit.output_check import wrong_logprobs
 from trencadis.engine.guard import Guarded
 from trencadis.engine.request_check import check_honoured
 from trencadis.errors import ContractError, StepFailedError
-from trencadis.faults import as_words, reraise_interrupt
+from trencadis.faults import CallMeter, as_words, reraise_interrupt
 from trencadis.interfaces import (
     AcceptanceRule,
     Distributions,
@@ -28,16 +28,16 @@ from trencadis.interfaces import (
     Sampler,
     SamplingContext,
     Verification,
+    model_distribution,
+    possible_drafts,
 )
+from trencadis.interfaces.laws import Rule, legal
 from trencadis.records import RowError, RowStart, SamplingParams, parameters_in
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["GuardedAcceptance", "GuardedSampler"]
-
-_MOST = 1 + 1e-6
-"""Largest share of a draft: what rounding leaves of 1."""
 
 
 class GuardedSampler(Guarded[Sampler], Sampler):
@@ -64,28 +64,10 @@ class GuardedSampler(Guarded[Sampler], Sampler):
         self._refused: dict[int, str] = {}
         self._histories: torch.Tensor | None = None
 
-    # ----------------------------------------------------------------------------------------------- passed on
-
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
         """As the sampler; its fallback does so, too."""
         self._is_static = True
         return self.strategy.use_static_shapes()
-
-    def check(self, params: SamplingParams) -> None:
-        """As the sampler."""
-        self.strategy.check(params)
-
-    def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
-        """As the sampler."""
-        return self.strategy.supports_drafts(params, branching=branching)
-
-    def is_portable(self, params: SamplingParams) -> bool:
-        """As the sampler."""
-        return self.strategy.is_portable(params)
-
-    def can_start_with(self, start: RowStart, token_id: int) -> bool:
-        """As the sampler."""
-        return self.strategy.can_start_with(start, token_id)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room; what the sampler raises ends the start."""
@@ -181,18 +163,18 @@ class GuardedSampler(Guarded[Sampler], Sampler):
         Raises:
             ContractError: It is no answer to the call.
         """
-        if not isinstance(sampled, Sampled):
-            raise ContractError(f"it returned {type(sampled).__name__}, not Sampled")
-        if sampled.late_errors is not None and not self.strategy.isolates_rows:
+        late = None if self.strategy.isolates_rows else getattr(sampled, "late_errors", None)
+        if late is not None:
             # Now its fallback, or each sequence alone, can still be sampled.
-            sampled = attrs.evolve(sampled, row_errors=(*sampled.row_errors, *sampled.late_errors()), late_errors=None)
-        fault = _wrong_ids(sampled.token_ids, logits)
-        if not fault and sampled.logprobs and not self.strategy.isolates_rows:
-            fault = _wrong_entries(sampled.logprobs, len(context.rows), self._sizes.get("vocab_size", 1 << 31))
-        if not fault and sampled.row_errors:
-            fault = _wrong_errors(sampled.row_errors, len(context.rows))
-        if fault:
-            raise ContractError(fault)
+            sampled = attrs.evolve(sampled, row_errors=(*sampled.row_errors, *late()), late_errors=None)
+        legal(Sampler.sample, sampled, logits, context)
+        if not self.strategy.isolates_rows:
+            for entry in sampled.logprobs:
+                fault = "that is no SampledLogprobs"
+                if isinstance(entry, SampledLogprobs):
+                    fault = wrong_logprobs(entry, end=len(context.rows), vocab_size=logits.shape[1])
+                if fault:
+                    raise ContractError(f"it has log-probabilities {fault}")
         if not self._refused:
             return sampled
         refused = [
@@ -281,7 +263,8 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
         *,
         remake: Callable[[], AcceptanceRule] | None = None,
     ) -> None:
-        super().__init__(AcceptanceRule, label, strategy, make_fallback)
+        meter = CallMeter(label, thread=ACTIVITY.device)
+        super().__init__(AcceptanceRule, label, strategy, make_fallback, meter=meter)
         self.fault = ""
         self._remake = remake
         self._adopt()
@@ -293,41 +276,30 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
 
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return how likely each draft stands, ``[B, N]``; 0 for all if the rule erred."""
-        while not self.fault and (verification.target is None) != self.needs_distributions:
-            try:
-                accept = self.strategy.accept(_copied(verification))
-                fault = self._wrong_shares(accept, verification)
-                if fault:
-                    raise ContractError(fault)
-            except BaseException as error:
-                reraise_interrupt(error)
-                self._replace(error)
-            else:
-                is_shown = verification.target is not None and not self.lossless
-                return accept * self._are_possible(verification) if is_shown else accept
-        nothing: torch.Tensor = verification.tokens.float() * 0.0
-        return nothing
+        if not self._can_judge(verification):
+            return _none(verification)
+        accept = self.ask.accept(verification)
+        is_shown = verification.target is not None and not self.lossless
+        return accept * possible_drafts(verification) if is_shown else accept
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
         """Return the distribution of the last token, ``[B, V]``; the model's own if the rule erred."""
-        target = verification.target
-        assert target is not None, "only asked of rules that are shown distributions"
-        own: torch.Tensor = target.gather(1, stops[:, None, None].expand(-1, 1, target.shape[2]))[:, 0]
         if self.fault or not self.needs_distributions:
-            return own
-        try:
-            weights = self.strategy.last(_copied(verification), stops.clone())
-            fault = self._wrong_weights(weights, own)
-            if fault:
-                raise ContractError(fault)
-        except BaseException as error:
-            reraise_interrupt(error)
-            self._replace(error)
-            return own
-        return weights if self.lossless else weights * (own > 0)
+            return model_distribution(verification, stops)
+        weights = self.ask.last(verification, stops)
+        return weights if self.lossless else weights * (model_distribution(verification, stops) > 0)
 
-    def _replace(self, error: BaseException) -> None:
-        """Put the fallback in place, or let no draft stand from now on."""
+    def _can_judge(self, verification: Verification) -> bool:
+        """Return whether drafts may stand, and the rule in place is shown what it needs."""
+        return not self.fault and (verification.target is None) != self.needs_distributions
+
+    def _made(self, rule: Rule, call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return super()._made(
+            rule, lambda verification, *stops: call(_copied(verification), *[one.clone() for one in stops])
+        )
+
+    def _failed(self, rule: Rule, error: BaseException, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Put the fallback in place, or let no draft stand from now on; the last token of the step is the model's own."""
         try:
             self.quarantine(error)
         except StepFailedError as failed:
@@ -335,6 +307,9 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
             self._faults.say(self.label, f"{failed} No draft stands from now on.", error=error, level=logging.ERROR)
         else:
             self._adopt()
+        if rule.method == "last":
+            return model_distribution(*args)
+        return self._plain["accept"](*args) if self._can_judge(*args) else _none(*args)
 
     def _adopt(self) -> None:
         rule = self.strategy
@@ -344,49 +319,11 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
             rule.supports_trees,
         )
 
-    def _wrong_shares(self, accept: torch.Tensor, verification: Verification) -> str:
-        """Return what is wrong with an answer; waits for the device once."""
-        tokens = verification.tokens
-        fault = _wrong_tensor("accept()", accept, tokens.shape, tokens.device)
-        if fault:
-            return fault
-        sound = (accept >= 0) & (accept <= _MOST)
-        if self.lossless:
-            sound = sound & ((accept <= 0) | self._are_possible(verification))
-        if bool(sound.all()):
-            return ""
-        return (
-            "accept() returned shares outside 0 to 1, or, of a rule that says that it is lossless, lets drafts stand that the model does "
-            "not choose"
-        )
 
-    def _are_possible(self, verification: Verification) -> torch.Tensor:
-        """Return which drafts the model could have chosen, bool ``[B, N]``: of a greedy request the one that it chooses."""
-        tokens, target = verification.tokens, verification.target
-        if target is None:
-            assert verification.sampled is not None, "it is shown distributions or tokens"
-            chosen: torch.Tensor = verification.sampled.gather(1, verification.parents) == tokens
-            return chosen
-        places = verification.parents * target.shape[2] + tokens.clamp(min=0)
-        possible: torch.Tensor = target.flatten(1).gather(1, places) > 0
-        return possible
-
-    def _wrong_weights(self, weights: torch.Tensor, own: torch.Tensor) -> str:
-        fault = _wrong_tensor("last()", weights, own.shape, own.device)
-        if fault:
-            return fault
-        best = weights.argmax(-1, keepdim=True)
-        top = weights.gather(1, best)
-        sound = (top > 0) & (top < math.inf)
-        # Of a lossy rule some possible token must be left, with or without the largest weight.
-        left = own.gather(1, best) if self.lossless else (weights * (own > 0)).amax(-1, keepdim=True)
-        sound = sound & (left > 0)
-        if bool((sound[:, 0] & (weights.amin(-1) >= 0)).all()):
-            return ""
-        return (
-            "last() gave weights that are not a distribution: negative, not finite, all 0 where the model gives a token a chance, or, of a rule "
-            "that says that it is lossless, most for a token that the model gives none"
-        )
+def _none(verification: Verification) -> torch.Tensor:
+    """Return that no draft stands. Pure."""
+    nothing: torch.Tensor = verification.tokens.float() * 0.0
+    return nothing
 
 
 def _copied(verification: Verification) -> Verification:
@@ -399,50 +336,6 @@ def _copied(verification: Verification) -> Verification:
         num_drafts=verification.num_drafts.clone(),
         sampled=None if sampled is None else sampled.clone(),
     )
-
-
-def _wrong_tensor(what: str, tensor: Any, shape: Sequence[int], device: torch.device) -> str:
-    """Return what is wrong with what should be numbers on the device. Pure."""
-    if not hasattr(tensor, "is_floating_point"):
-        return f"{what} returned {type(tensor).__name__}, not a tensor"
-    if tuple(tensor.shape) != tuple(shape) or not tensor.is_floating_point() or tensor.device != device:
-        got = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
-        return f"{what} returned {got}, not floating-point numbers {tuple(shape)} on {device}"
-    return ""
-
-
-def _wrong_ids(token_ids: Any, logits: torch.Tensor) -> str:
-    """Return what is wrong with tokens; their range only where they are on the host: elsewhere the backend looks once they are."""
-    if str(getattr(token_ids, "dtype", "")) != "torch.int64":
-        return f"its token_ids are {getattr(token_ids, 'dtype', type(token_ids).__name__)}, not a tensor of torch.int64"
-    num_rows, vocab_size = logits.shape
-    if tuple(token_ids.shape) != (num_rows,) or token_ids.device != logits.device:
-        return f"its token_ids are {tuple(token_ids.shape)} on {token_ids.device}, not ({num_rows},) on {logits.device}"
-    if token_ids.device.type != "cpu" or not num_rows:
-        return ""
-    ids: np.ndarray = token_ids.numpy()
-    # As unsigned numbers negative ones are the largest: one comparison instead of two.
-    if np.maximum.reduce(ids.view(np.uint64)) < vocab_size:
-        return ""
-    wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
-    return f"it chose token {wrong}; the model knows 0 to {vocab_size - 1}"
-
-
-def _wrong_entries(entries: tuple[SampledLogprobs, ...], num_rows: int, vocab_size: int) -> str:
-    for entry in entries:
-        fault = "that is no SampledLogprobs"
-        if isinstance(entry, SampledLogprobs):
-            fault = wrong_logprobs(entry, end=num_rows, vocab_size=vocab_size)
-        if fault:
-            return f"it has log-probabilities {fault}"
-    return ""
-
-
-def _wrong_errors(errors: tuple[RowError, ...], num_rows: int) -> str:
-    for error in errors:
-        if not isinstance(error, RowError) or type(error.index) is not int or not 0 <= error.index < num_rows:
-            return f"it has an error of a row that is none of 0 to {num_rows - 1}"
-    return ""
 
 
 def _part(context: SamplingContext, indices: Sequence[int]) -> SamplingContext:

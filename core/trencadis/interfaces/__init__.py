@@ -5,7 +5,7 @@ A plugin implements the abstract class of its noun and yields a :class:`Componen
 
 from __future__ import annotations
 
-from trencadis.interfaces.acceptance import AcceptanceRule, Verification
+from trencadis.interfaces.acceptance import AcceptanceRule, Verification, model_distribution, possible_drafts
 from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.interfaces.bucketing import BucketingStrategy
@@ -50,6 +50,19 @@ from trencadis.interfaces.kv_policy import (
     SourceView,
 )
 from trencadis.interfaces.kv_pool import KVPool
+from trencadis.interfaces.laws import (
+    Law,
+    Rule,
+    at_least,
+    at_most,
+    law,
+    legal,
+    one_of,
+    permutation_of,
+    readable,
+    rules_of,
+    tell,
+)
 from trencadis.interfaces.layer_gate import LayerGate
 from trencadis.interfaces.observer import Observer
 from trencadis.interfaces.optional_calls import (
@@ -89,6 +102,19 @@ from trencadis.interfaces.speculation import DraftView, Speculator
 from trencadis.interfaces.vocabulary import Vocabulary
 
 __all__ = [
+    "Law",
+    "Rule",
+    "at_least",
+    "at_most",
+    "law",
+    "legal",
+    "one_of",
+    "permutation_of",
+    "readable",
+    "rules_of",
+    "tell",
+    "model_distribution",
+    "possible_drafts",
     "has_plain_state",
     "plain_state",
     "AcceptanceRule",

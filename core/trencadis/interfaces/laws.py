@@ -5,7 +5,8 @@
         def chunk(self, view, *, slot, num_remaining, token_budget): ...
 
 The engine's guard holds every answer to its law, the conformance kit asks :func:`legal`, and documentation shows :attr:`Law.text`.
-A law names what it reads by the parameters of the method: ``"token_budget"``, or ``"view.waiting"`` for a field of one.
+A law names what it reads by the parameters of the method: ``"token_budget"``, or ``"view.waiting"`` for a field of one;
+``"self.lossless"`` is what the component says of itself.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]
+Check = Callable[[Any, Arguments, Named], Any]
 
 _MAX_REFUSAL: Final = 1000
 _ANY: Final = inspect.Parameter("any", inspect.Parameter.POSITIONAL_ONLY)
@@ -52,7 +54,7 @@ class Law:
         text: Completes the sentence "The answer must be …".
         test: Called with the name of the method, an answer and the values of ``reads``; returns the answer in the type that the engine
             reckons with, and raises :class:`ContractError` for one that is against the law.
-        reads: Arguments of the method, or fields of them.
+        reads: Arguments of the method, or fields of them, or of the component.
     """
 
     text: str
@@ -67,7 +69,7 @@ class Rule:
     Attributes:
         method: Its name.
         law: What its answer must be; None: any answer is right.
-        check: The law, called with an answer, the arguments and the keyword arguments; None: there is no law.
+        check_of: Returns the law for a component: called with an answer, the arguments and the keyword arguments. None: there is no law.
         is_told: There is no answer: a component that takes over is not told again.
         opens: The first call of a step, before which a component that rested is tried again.
         calls_others: The default calls other methods of the component, so it is guarded like one of its own.
@@ -77,7 +79,7 @@ class Rule:
 
     method: str
     law: Law | None = None
-    check: Callable[[Any, Arguments, Named], Any] | None = None
+    check_of: Callable[[object], Check] | None = None
     is_told: bool = False
     opens: bool = False
     calls_others: bool = False
@@ -97,10 +99,10 @@ def law(made: Law | None = None, *, scales_with: str = "", each: int = 1, **opti
 
     def declare(method: M) -> M:
         if scales_with:
-            sized = _reader(method, scales_with)
+            sized = _reader(method, scales_with, None)
             options["num_budgets"] = lambda args, named: max(1.0, len(sized(args, named)) / each)
         if made is not None:
-            options.update(law=made, check=_check(method, made))
+            options.update(law=made, check_of=_check_of(method, made))
         return _declared(method, Rule(method=method.__name__, **options))
 
     return declare
@@ -117,20 +119,21 @@ def rules_of(contract: type) -> dict[str, Rule]:
     return {name: rule for name, rule in found.items() if isinstance(rule, Rule)}
 
 
-def legal(method: Callable[..., Any], answer: Any, *args: Any, **named: Any) -> Any:
+def legal(method: Callable[..., Any], answer: Any, *args: Any, by: object = None, **named: Any) -> Any:
     """Return an answer if it is legal.
 
     Args:
         method: A method of a contract, such as ``SchedulingPolicy.chunk``.
         answer: What a component returned.
         args: The arguments of the call, without the component.
+        by: The component, where the law asks what it says of itself.
         named: Its keyword arguments.
 
     Raises:
         ContractError: It is against the law.
     """
     rule: Rule = method.__rule__  # type: ignore[attr-defined] # of a method with a law
-    return answer if rule.check is None else rule.check(answer, args, named)
+    return answer if rule.check_of is None else rule.check_of(by)(answer, args, named)
 
 
 def _declared(method: M, rule: Rule) -> M:
@@ -138,25 +141,31 @@ def _declared(method: M, rule: Rule) -> M:
     return method
 
 
-def _check(method: Callable[..., Any], made: Law) -> Callable[[Any, Arguments, Named], Any]:
-    """Return the law with what reads its arguments: called thousands of times a second, so the commonest have a function of their own."""
-    name, test, reads = method.__name__, made.test, [_reader(method, path) for path in made.reads]
-    parameters = inspect.signature(method).parameters
-    if all(parameters.get(path, _ANY).kind is inspect.Parameter.KEYWORD_ONLY for path in made.reads):
+def _check_of(method: Callable[..., Any], made: Law) -> Callable[[object], Check]:
+    """Return what makes the law with what reads its arguments: that is called thousands of times a second, so the commonest is spelled out."""
+    name, test, parameters = method.__name__, made.test, inspect.signature(method).parameters
+    has_keywords = all(parameters.get(path, _ANY).kind is inspect.Parameter.KEYWORD_ONLY for path in made.reads)
+
+    def check_of(component: object) -> Check:
+        reads = [_reader(method, path, component) for path in made.reads]
         match made.reads:
-            case (one,):
+            case (one,) if has_keywords:
                 return lambda answer, _, named: test(name, answer, named[one])
-            case (one, other):
+            case (one, other) if has_keywords:
                 return lambda answer, _, named: test(name, answer, named[one], named[other])
-    if len(reads) == 1:
-        (only,) = reads
-        return lambda answer, args, named: test(name, answer, only(args, named))
-    return lambda answer, args, named: test(name, answer, *[read(args, named) for read in reads])
+            case (_,):
+                (only,) = reads
+                return lambda answer, args, named: test(name, answer, only(args, named))
+        return lambda answer, args, named: test(name, answer, *[read(args, named) for read in reads])
+
+    return check_of
 
 
-def _reader(method: Callable[..., Any], path: str) -> Callable[[Arguments, Named], Any]:
+def _reader(method: Callable[..., Any], path: str, component: object) -> Callable[[Arguments, Named], Any]:
     """Return what finds an argument, or a field of one, among the arguments of a call."""
     name, _, field = path.partition(".")
+    if name == "self":
+        return lambda _, __: getattr(component, field)
     parameters = inspect.signature(method).parameters
     place = list(parameters).index(name) - 1
     if not field:

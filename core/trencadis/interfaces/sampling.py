@@ -13,8 +13,10 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+import numpy as np
 
-from trencadis.errors import InvalidRequestError
+from trencadis.errors import ContractError, InvalidRequestError
+from trencadis.interfaces.laws import Law, law
 from trencadis.records import RowError, RowStart, SamplingParams
 
 if TYPE_CHECKING:
@@ -271,6 +273,32 @@ class SupportsPreparation(ABC):
         """
 
 
+def _sampled(method: str, answer: Any, logits: torch.Tensor) -> Sampled:
+    """Return what was sampled; the range of tokens is looked at where they are on the host, elsewhere by the backend once they are."""
+    if not isinstance(answer, Sampled):
+        raise ContractError(f"it returned {type(answer).__name__}, not Sampled")
+    ids: Any = answer.token_ids
+    num_rows, vocab_size = logits.shape
+    if str(getattr(ids, "dtype", "")) != "torch.int64":
+        raise ContractError(
+            f"its token_ids are {getattr(ids, 'dtype', type(ids).__name__)}, not a tensor of torch.int64"
+        )
+    if tuple(ids.shape) != (num_rows,) or ids.device != logits.device:
+        raise ContractError(
+            f"its token_ids are {tuple(ids.shape)} on {ids.device}, not ({num_rows},) on {logits.device}"
+        )
+    if ids.device.type == "cpu" and num_rows:
+        values: np.ndarray[Any, Any] = ids.numpy()
+        # As unsigned numbers negative ones are the largest: one comparison instead of two.
+        if np.maximum.reduce(values.view(np.uint64)) >= vocab_size:
+            wrong = int(values[(values < 0) | (values >= vocab_size)][0])
+            raise ContractError(f"it chose token {wrong}; the model knows 0 to {vocab_size - 1}")
+    for error in answer.row_errors:
+        if not isinstance(error, RowError) or type(error.index) is not int or not 0 <= error.index < num_rows:
+            raise ContractError(f"it has an error of a row that is none of 0 to {num_rows - 1}")
+    return answer
+
+
 class Sampler(ABC):
     """Chooses tokens. Lives with the backend, in its process and on its thread.
 
@@ -331,6 +359,7 @@ class Sampler(ABC):
         """Take the parameters of a sequence that takes a row; forgets what the row held before."""
 
     @abstractmethod
+    @law(Law("a token of the vocabulary for each logits row, or an error of it", _sampled, ("logits",)))
     def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
         """Choose one token for each logits row.
 
@@ -369,6 +398,7 @@ class Sampler(ABC):
         """
         return True
 
+    @law(Law("as of :meth:`sample`", _sampled, ("logits",)))
     def verify(
         self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
     ) -> Sampled:

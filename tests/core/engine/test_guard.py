@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import torch
 
 from trencadis import interfaces
 from trencadis.activity import ACTIVITY, ActivityView
@@ -17,18 +19,23 @@ from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.guard import Guarded
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.interfaces import (
+    AcceptanceRule,
     BucketingStrategy,
     DraftLength,
     EvictionPolicy,
     Move,
     Observer,
     Router,
+    Sampled,
+    Sampler,
+    SamplingContext,
     SchedulerView,
     SchedulingPolicy,
     Speculator,
     SupportsMoves,
     SupportsSteadySteps,
     TokenSplit,
+    Verification,
 )
 from trencadis.interfaces.laws import legal, rules_of
 from trencadis.records import (
@@ -37,6 +44,7 @@ from trencadis.records import (
     Drafts,
     Phase,
     Request,
+    RowError,
     SamplingParams,
     Shape,
     StepStats,
@@ -397,6 +405,67 @@ CASES = (
     Case(Router.select, (0, *NO_INDICES), (request(), REPLICAS), {}, "no healthy replica of 3"),
     Case(SupportsMoves.moves, ([Move(1, 0)], None, "ab", [1], [(1, 2, 3)], [(1, 0.0)], [(True, 0)]), (VIEW, REPLICAS)),
 )
+LOGITS = torch.zeros((2, 4))
+IDS = torch.tensor([0, 3])
+CONTEXT = SamplingContext(rows=(0, 1), positions=(0, 0), tokens=torch.ones((2, 8), dtype=torch.int32))
+SAMPLED = (
+    Sampled(token_ids=IDS),
+    None,
+    IDS,
+    Sampled(token_ids=IDS.int()),
+    Sampled(token_ids=IDS[:1]),
+    Sampled(token_ids=IDS.to("meta")),
+    Sampled(token_ids=torch.tensor([0, 4])),
+    Sampled(token_ids=torch.tensor([0, -1])),
+    Sampled(token_ids=IDS, row_errors=(RowError(index=2, message="no"),)),
+    Sampled(token_ids=IDS, row_errors=("no",)),  # type: ignore[arg-type] # what the contract forbids
+)
+TARGET = torch.tensor([[[0.5, 0.5, 0.0, 0.0], [0.5, 0.0, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0]]])
+DRAFTED = Verification(
+    tokens=torch.tensor([[1, 3]]),
+    parents=torch.tensor([[0, 1]]),
+    num_drafts=torch.tensor([2]),
+    is_linear=True,
+    target=TARGET,
+)
+STOPS = torch.tensor([1])
+CASES += (
+    Case(Sampler.sample, SAMPLED, (LOGITS, CONTEXT)),
+    Case(Sampler.verify, SAMPLED, (LOGITS, CONTEXT, lambda _: IDS)),
+    Case(
+        AcceptanceRule.accept,
+        (
+            torch.tensor([[0.5, 0.0]]),
+            torch.tensor([[0.5, 0.1]]),  # the model does not choose it, and the rule is lossless
+            torch.tensor([[1.1, 0.0]]),
+            torch.tensor([[-0.1, 0.0]]),
+            torch.tensor([[math.nan, 0.0]]),
+            torch.tensor([[0.5]]),
+            torch.tensor([[1, 0]]),
+            torch.tensor([[0.5, 0.0]], device="meta"),
+            [[0.5, 0.0]],
+            None,
+        ),
+        (DRAFTED,),
+        {},
+        "accept() returned ",
+    ),
+    Case(
+        AcceptanceRule.last,
+        (
+            torch.tensor([[0.6, 0.0, 0.4, 0.0]]),
+            torch.tensor([[0.0, 1.0, 0.0, 0.0]]),  # the model gives it no chance, and the rule is lossless
+            torch.tensor([[0.5, 0.0, -0.5, 0.0]]),
+            torch.tensor([[math.inf, 0.0, 0.0, 0.0]]),
+            torch.zeros((1, 4)),
+            torch.ones((1, 3)),
+            None,
+        ),
+        (DRAFTED, STOPS),
+        {},
+        "last() ",
+    ),
+)
 BREACHES = [(case, number) for case in CASES for number in range(1, len(case.answers))]
 
 
@@ -415,7 +484,7 @@ def component(case: Case, answer: Any) -> Any:
 
     contract = contract_of(case.method)
     stubs = dict.fromkeys(contract.__abstractmethods__, respond)  # type: ignore[attr-defined] # it is an ABC
-    return type("Mutant", (contract,), {**stubs, case.method.__name__: respond})()
+    return type("Mutant", (contract,), {**stubs, case.method.__name__: respond, "lossless": True})()
 
 
 def guarded(case: Case, answer: Any, *fallback: Any) -> Guarded[Any]:
