@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from trencadis_torch.linear.formats.quantised import FLOATS, WHOLE, QuantisedSource
+from trencadis_torch.linear.formats.quantised import FLOATS, QuantisedSource
 from trencadis_torch.linear.formats.unpacking import integer_groups, nibbles
 from trencadis_torch.linear.held import HeldWeight
 
@@ -15,8 +15,6 @@ __all__ = ["AwqSource"]
 
 ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which output of eight each four bits of a word are, lowest first."""
-
-_SUFFIXES: Final = {".qweight": "qweight", ".qzeros": "qzeros", ".scales": "scales"}
 
 
 class AwqSource(QuantisedSource):
@@ -28,6 +26,8 @@ class AwqSource(QuantisedSource):
     """
 
     method: ClassVar[str] = "awq"
+    parts: ClassVar[Mapping[str, str]] = {".qweight": "qweight", ".qzeros": "qzeros", ".scales": "scales"}
+    marks: ClassVar[tuple[str, ...]] = (".qweight",)
 
     def _read_table(self, quantization: Mapping[str, Any]) -> None:
         bits = quantization.get("bits", quantization.get("w_bit", 4))
@@ -42,11 +42,6 @@ class AwqSource(QuantisedSource):
     def format(self) -> str:
         """The format with its groups."""
         return f"AWQ, 4 bit {'in groups of ' + str(self._group) if self._group > 0 else 'by output'}"
-
-    def _owner(self, stored: str) -> tuple[str, str] | None:
-        module, dot, last = stored.rpartition(".")
-        label = _SUFFIXES.get(dot + last)
-        return (stored, WHOLE) if label is None else (module + ".weight", label)
 
     def _quantised_shape(self, name: str) -> tuple[int, ...]:
         inputs, words = self._part_shape(name, "qweight")

@@ -36,6 +36,13 @@ class BitsAndBytesSource(QuantisedSource):
     """
 
     method: ClassVar[str] = "bitsandbytes"
+    marks: ClassVar[tuple[str, ...]] = (".SCB", ".absmax")
+
+    @classmethod
+    def reads(cls, quantization: Mapping[str, Any]) -> bool:
+        """Return whether this class reads a format: older tables name no method, but a width."""
+        is_named = quantization.get("load_in_4bit") or quantization.get("load_in_8bit")
+        return super().reads(quantization) or (quantization.get("quant_method") is None and bool(is_named))
 
     def _read_table(self, quantization: Mapping[str, Any]) -> None:
         self._bits = 8 if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit") else 4

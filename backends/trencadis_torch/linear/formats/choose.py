@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,26 +24,21 @@ from trencadis_torch.linear.formats.mxfp4 import Mxfp4Source
 from trencadis_torch.linear.formats.quantised import QuantisedSource
 from trencadis_torch.linear.formats.source import WeightSource
 
-__all__ = ["open_source", "quantization_table", "source_class", "without_quantization"]
+__all__ = ["FORMATS", "open_source", "quantization_table", "source_class", "without_quantization"]
 
-_CLASSES: Final[Mapping[str, type[QuantisedSource]]] = {
-    one.method: one
-    for one in (
-        AwqSource,
-        BitsAndBytesSource,
-        CompressedTensorsSource,
-        FbgemmFp8Source,
-        Fp8Source,
-        GptqSource,
-        Mxfp4Source,
-    )
-}
+FORMATS: Final[tuple[type[QuantisedSource], ...]] = (
+    AwqSource,
+    BitsAndBytesSource,
+    CompressedTensorsSource,
+    FbgemmFp8Source,
+    Fp8Source,
+    GptqSource,
+    Mxfp4Source,
+)
+"""Formats of quantised weights; a new one is a module beside this one, and a place here."""
 
 _KEYS: Final = ("quantization_config", "compression_config")
 """Tables of a configuration; the second is that of older checkpoints of compressed-tensors."""
-
-_QUANTISED_NAME: Final = re.compile(r".*(\.qweight|\.weight_packed|\.weight_scale(_inv)?|_blocks|\.SCB|\.absmax)")
-"""Names that tensors of quantised weights have in one format or another."""
 
 
 def open_source(name: str, options: dict[str, Any], config: Any) -> WeightSource:
@@ -108,18 +102,14 @@ def source_class(table: Mapping[str, Any], path: str) -> type[QuantisedSource]:
     Raises:
         ModelLoadError: Nothing does.
     """
-    method = table.get("quant_method")
-    if method is None and (table.get("load_in_4bit") or table.get("load_in_8bit")):
-        method = BitsAndBytesSource.method
-    if method is None and "config_groups" in table:
-        method = CompressedTensorsSource.method
-    if str(method) not in _CLASSES:
+    chosen = next((one for one in FORMATS if one.reads(table)), None)
+    if chosen is None:
         raise ModelLoadError(
-            f"{path}: quantization_config.quant_method is {method!r}, which is not served; "
-            f"served are {', '.join(sorted(_CLASSES))}.",
+            f"{path}: quantization_config.quant_method is {table.get('quant_method')!r}, which is not served; "
+            f"served are {', '.join(sorted(one.method for one in FORMATS))}.",
             hint="Take a checkpoint of the same model in one of these formats, in GGUF, or one of floats.",
         )
-    return _CLASSES[str(method)]
+    return chosen
 
 
 def _check_floats(names: Iterable[str], path: str) -> None:
@@ -128,7 +118,8 @@ def _check_floats(names: Iterable[str], path: str) -> None:
     Raises:
         ModelLoadError: With the name of one.
     """
-    found = next((name for name in sorted(names) if _QUANTISED_NAME.fullmatch(name)), None)
+    marks = tuple(mark for one in FORMATS for mark in one.marks)
+    found = next((name for name in sorted(names) if name.endswith(marks)), None)
     if found is not None:
         raise ModelLoadError(
             f"{path}: the files have {found}, a part of a quantised weight, and config.json has no quantization_config.",

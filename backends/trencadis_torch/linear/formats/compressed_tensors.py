@@ -86,6 +86,14 @@ class CompressedTensorsSource(QuantisedSource):
     """
 
     method: ClassVar[str] = "compressed-tensors"
+    marks: ClassVar[tuple[str, ...]] = (".weight_packed", ".weight_scale")
+
+    @classmethod
+    def reads(cls, quantization: Mapping[str, Any]) -> bool:
+        """Return whether this class reads a format: older tables name no method, but groups of layers."""
+        return super().reads(quantization) or (
+            quantization.get("quant_method") is None and "config_groups" in quantization
+        )
 
     def _read_table(self, quantization: Mapping[str, Any]) -> None:
         found = str(quantization.get("format"))

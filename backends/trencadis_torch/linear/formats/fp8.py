@@ -28,6 +28,7 @@ class Fp8Source(QuantisedSource):
     """
 
     method: ClassVar[str] = "fp8"
+    marks: ClassVar[tuple[str, ...]] = (".weight_scale", ".weight_scale_inv")
 
     def _read_table(self, quantization: Mapping[str, Any]) -> None:
         form = str(quantization.get("fmt") or "e4m3").lower()

@@ -7,13 +7,11 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from trencadis_torch.linear.formats.quantised import FLOATS, WHOLE, QuantisedSource
+from trencadis_torch.linear.formats.quantised import FLOATS, QuantisedSource
 from trencadis_torch.linear.formats.unpacking import integer_groups, packed_integers
 from trencadis_torch.linear.held import HeldWeight
 
 __all__ = ["GptqSource"]
-
-_SUFFIXES: Final = {".qweight": "qweight", ".qzeros": "qzeros", ".scales": "scales", ".g_idx": "g_idx"}
 
 _ONES: Final = {4: 0x11111111, 8: 0x01010101}
 """A one in every value of a word."""
@@ -31,6 +29,13 @@ class GptqSource(QuantisedSource):
     """
 
     method: ClassVar[str] = "gptq"
+    parts: ClassVar[Mapping[str, str]] = {
+        ".qweight": "qweight",
+        ".qzeros": "qzeros",
+        ".scales": "scales",
+        ".g_idx": "g_idx",
+    }
+    marks: ClassVar[tuple[str, ...]] = (".qweight",)
 
     def _read_table(self, quantization: Mapping[str, Any]) -> None:
         self._bits = int(quantization.get("bits", 4))
@@ -50,11 +55,6 @@ class GptqSource(QuantisedSource):
         groups = f"in groups of {self._group}" if self._group > 0 else "by output"
         order = ", act-order" if self._act_order else ""
         return f"GPTQ{' v2' if self._layout == 'gptq_v2' else ''}, {self._bits} bit {groups}{order}"
-
-    def _owner(self, stored: str) -> tuple[str, str] | None:
-        module, dot, last = stored.rpartition(".")
-        label = _SUFFIXES.get(dot + last)
-        return (stored, WHOLE) if label is None else (module + ".weight", label)
 
     def _quantised_shape(self, name: str) -> tuple[int, ...]:
         rows, outputs = self._part_shape(name, "qweight")

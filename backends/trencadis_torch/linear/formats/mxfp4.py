@@ -8,13 +8,12 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from trencadis_torch.linear.formats.quantised import WHOLE, QuantisedSource
+from trencadis_torch.linear.formats.quantised import QuantisedSource
 from trencadis_torch.linear.formats.unpacking import fp4_groups, powers_of_two
 from trencadis_torch.linear.held import GroupedWeight, HeldWeight, Matrices, StackedWeight
 
 __all__ = ["Mxfp4Source"]
 
-_SUFFIXES: Final = {"_blocks": "blocks", "_scales": "scales"}
 GROUP: Final = 32
 
 
@@ -29,6 +28,8 @@ class Mxfp4Source(QuantisedSource):
     """
 
     method: ClassVar[str] = "mxfp4"
+    parts: ClassVar[Mapping[str, str]] = {"_blocks": "blocks", "_scales": "scales"}
+    marks: ClassVar[tuple[str, ...]] = ("_blocks",)
 
     def _read_table(self, quantization: Mapping[str, Any]) -> None:
         pass  # it has nothing but names of modules that are not quantised
@@ -37,12 +38,6 @@ class Mxfp4Source(QuantisedSource):
     def format(self) -> str:
         """The format with its groups."""
         return f"MXFP4, 4 bit in groups of {GROUP}"
-
-    def _owner(self, stored: str) -> tuple[str, str] | None:
-        for suffix, label in _SUFFIXES.items():
-            if stored.endswith(suffix):
-                return stored.removesuffix(suffix), label
-        return stored, WHOLE
 
     def _quantised_shape(self, name: str) -> tuple[int, ...]:
         shape = self._part_shape(name, "blocks")

@@ -50,6 +50,17 @@ class QuantisedSource(WeightSource):
     method: ClassVar[str]
     """Value of ``quant_method``."""
 
+    marks: ClassVar[tuple[str, ...]]
+    """Ends of names of stored tensors that only quantised weights have."""
+
+    parts: ClassVar[Mapping[str, str]] = {}
+    """Labels of parts by the ends of their names; where an end begins with a dot, the part is of the module's ``weight``."""
+
+    @classmethod
+    def reads(cls, quantization: Mapping[str, Any]) -> bool:
+        """Return whether this class reads the format of a table ``quantization_config``. Pure."""
+        return bool(quantization.get("quant_method") == cls.method)
+
     def __init__(self, files: MappedTensors, quantization: Mapping[str, Any], *, path: str, dtype: torch.dtype) -> None:
         self._files = files
         self._path = path
@@ -76,9 +87,12 @@ class QuantisedSource(WeightSource):
             ModelLoadError: It asks for what is not served.
         """
 
-    @abstractmethod
     def _owner(self, stored: str) -> tuple[str, str] | None:
         """Return the weight that a stored tensor belongs to and the label of this part; None: it is part of no weight. Pure."""
+        for end, label in self.parts.items():
+            if stored.endswith(end):
+                return stored.removesuffix(end) + (".weight" if end.startswith(".") else ""), label
+        return stored, WHOLE
 
     @abstractmethod
     def _quantised_shape(self, name: str) -> tuple[int, ...]:
