@@ -5,7 +5,8 @@ The guard of a component is made from its contract: one function for each method
 
 A component that raises or breaks a law in a step is quarantined: the configured fallback takes its place, loudly and for
 good. Without a fallback the step fails, and the error names the component. One that is too slow is quarantined as well, once its
-answer is used, but only for a while: then it is made anew and tried again. Without a fallback it is only warned about.
+answer is used, but only for a while: then it is made anew and tried again. Without a fallback it is only warned about. A component
+without which steps go on, such as a KV connector, is contained instead: what it raises brings nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from trencadis.errors import StepFailedError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces.laws import Rule, rules_of
 
-__all__ = ["Fallback", "Guard", "Guarded", "TooSlowError"]
+__all__ = ["Contained", "Fallback", "Guard", "Guarded", "TooSlowError", "Words"]
 
 logger = logging.getLogger("trencadis.engine")
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 Call = Callable[..., Any]
 
@@ -64,8 +66,8 @@ class Guard(Generic[S]):
         capabilities: Contracts beside it that a component may have.
 
     Attributes:
-        ask: The guarded methods. A guard that inherits the contract has them itself, and calls the others as they are, but for those that
-            its class overrides.
+        ask: The guarded methods. The guard itself has them, too, but for those that its class defines; one that inherits the contract has
+            also the component's other methods, as they are.
         label: Names what is in place in messages.
     """
 
@@ -87,9 +89,8 @@ class Guard(Generic[S]):
         self._meter = meter or CallMeter(label)
         self._faults = FaultLog(logger)
         self._plain: dict[str, Call] = {}
-        self._inherited: list[str] = []
-        if isinstance(self, self._contract):
-            self._inherited = [name for name in _methods(self._contract) if _is_default(self, self._contract, name)]
+        names = _methods(self._contract) if isinstance(self, self._contract) else list(self._rules)
+        self._offered = [name for name in names if _is_undefined(type(self), self._contract, name)]
         self._beside: Any = None
         self.strategy = strategy
 
@@ -106,12 +107,12 @@ class Guard(Generic[S]):
                 call = self._plain[name] = _lacking(rule)
             else:
                 call = getattr(strategy, name)
-                if rule.calls_others or self._readiness(rule) is not None or not _is_default(strategy, contract, name):
+                if self._wraps_default(rule) or not _is_default(strategy, contract, name):
                     call = self._made(rule, call)
                 self._plain[name] = call
             call = call if self._beside is None else self._with_other(rule, call)
             setattr(self.ask, name, call)
-        for name in self._inherited:
+        for name in self._offered:
             vars(self)[name] = getattr(self.ask if name in self._rules else strategy, name)
 
     def put_beside(self, other: Any) -> None:
@@ -121,7 +122,7 @@ class Guard(Generic[S]):
 
     def _made(self, rule: Rule, call: Call) -> Call:
         """Return the function that calls a method."""
-        meter, further = self._meter, getattr(self, f"_check_{rule.method}", None)
+        meter, further = self._meter, self._further(rule)
         check = None if rule.check_of is None else rule.check_of(self._strategy)
         begin, end, is_ready = meter.begin, meter.end, self._readiness(rule)
 
@@ -141,7 +142,7 @@ class Guard(Generic[S]):
                 reraise_interrupt(error)
                 return self._failed(rule, error, args, named)
             if took_s > meter.budget_s:
-                self._note_slow(rule.method, took_s, num_budgets=rule.num_budgets(args, named))
+                self._note_slow(rule, took_s, rule.num_budgets(args, named))
             return answer
 
         return guarded
@@ -163,6 +164,14 @@ class Guard(Generic[S]):
 
     # ------------------------------------------------------------------------------------------- kinds of containment
 
+    def _wraps_default(self, rule: Rule) -> bool:
+        """Return whether a method is guarded even where the component leaves it at the default of the contract."""
+        return rule.calls_others
+
+    def _further(self, rule: Rule) -> Call | None:
+        """Return what an answer has to pass after the law, which may change it; None: there is nothing more to look at."""
+        return getattr(self, f"_check_{rule.method}", None)
+
     def _readiness(self, rule: Rule) -> Callable[[], bool] | None:
         """Return what says whether the component may be called now; None: it always may."""
         raise NotImplementedError
@@ -175,7 +184,7 @@ class Guard(Generic[S]):
         """Return the answer to a call that raised or that broke a law."""
         raise NotImplementedError
 
-    def _note_slow(self, method: str, took_s: float, *, num_budgets: float) -> None:
+    def _note_slow(self, rule: Rule, took_s: float, num_budgets: float) -> None:
         """Look at a call that took longer than its budget."""
         raise NotImplementedError
 
@@ -280,6 +289,9 @@ class Guarded(Guard[S]):
     def _readiness(self, rule: Rule) -> Callable[[], bool] | None:
         return self._is_in_force if rule.opens and self._resting is not None else None
 
+    def _wraps_default(self, rule: Rule) -> bool:
+        return rule.calls_others or self._readiness(rule) is not None
+
     def _instead(self, rule: Rule, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         self.try_again()
         return self._plain[rule.method](*args, **named)
@@ -288,23 +300,139 @@ class Guarded(Guard[S]):
         self.quarantine(error)
         return None if rule.is_told else self._plain[rule.method](*args, **named)
 
-    def _note_slow(self, method: str, took_s: float, *, num_budgets: float) -> None:
-        fault = self._meter.overran(method, took_s, num_budgets=num_budgets)
+    def _note_slow(self, rule: Rule, took_s: float, num_budgets: float) -> None:
+        fault = self._meter.overran(rule.method, took_s, num_budgets=num_budgets)
         if not fault:
             return
         if self._make_fallback is not None or self._ends_if_slow:
             self.quarantine(TooSlowError(fault))
         else:
             self._faults.say(
-                f"{self.label}.{method} is too slow",
+                f"{self.label}.{rule.method} is too slow",
                 f"{self.label} {fault}; steps go on waiting for it. Mend it, or name a fallback in its config table.",
             )
+
+
+@attrs.frozen
+class Words:
+    """What is logged of a contained component, after its label.
+
+    Attributes:
+        goes_on: What becomes of a call that raised: it follows "… raised X in method()".
+        off: Follows why it is switched off; ``{how_long}`` is replaced.
+        back: It is called again; empty: nothing is said.
+    """
+
+    goes_on: str
+    off: str
+    back: str = ""
+
+
+class Contained(Guard[S]):
+    """A component without which things go on: what it raises counts as the answer of the rule that brings nothing.
+
+    It is switched off for a while if it is too slow, or raised too often in a row.
+
+    Args:
+        contract: See :class:`Guard`.
+        label: See :class:`Guard`.
+        strategy: See :class:`Guard`.
+        words: For the log.
+        meter: See :class:`Guard`.
+        capabilities: See :class:`Guard`.
+        max_errors: So many errors in a row switch it off; 0: however many there are, none does.
+
+    Attributes:
+        num_errors: Calls that raised or broke the contract.
+    """
+
+    def __init__(
+        self,
+        contract: Callable[..., S],
+        label: str,
+        strategy: S,
+        words: Words,
+        *,
+        meter: CallMeter | None = None,
+        capabilities: tuple[type, ...] = (),
+        max_errors: int = 0,
+    ) -> None:
+        self.num_errors = self._num_in_a_row = 0
+        self._words = words
+        self._max_errors = max_errors
+        self._is_closed = False
+        super().__init__(contract, label, strategy, meter=meter, capabilities=capabilities)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the component is switched off for a while, or closed: only calls that are made in any case are made."""
+        if self._meter.is_due:
+            self._meter.switch_on()
+            if self._words.back:
+                logger.warning("%s %s.", self.label, self._words.back)
+        return self._meter.is_off or self._is_closed
+
+    def contained(self, method: str, call: Callable[[], T], otherwise: T) -> T:
+        """Return the result of a call whose failure does not count towards switching the component off."""
+        try:
+            return call()
+        except BaseException as error:
+            reraise_interrupt(error)
+            self._log(method, f"raised {as_words(error)} in {method}().", error)
+            return otherwise
+
+    def _readiness(self, rule: Rule) -> Callable[[], bool] | None:
+        return None if rule.always else self._is_on
+
+    def _is_on(self) -> bool:
+        return not self.is_off
+
+    def _further(self, rule: Rule) -> Call:
+        check = super()._further(rule)
+
+        def accepted(answer: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+            if check is not None:
+                answer = check(answer, args, named)
+            self._num_in_a_row = 0
+            return True if rule.is_told else answer
+
+        return accepted
+
+    def _instead(self, rule: Rule, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        return False if rule.is_told else rule.otherwise
+
+    def _failed(self, rule: Rule, error: BaseException, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        self.num_errors += 1
+        self._num_in_a_row += 1
+        self._log(rule.method, f"raised {as_words(error)} in {rule.method}(){self._words.goes_on}", error)
+        if self._num_in_a_row >= self._max_errors > 0:
+            self._switch_off(f"raised {self._max_errors} times in a row")
+        return self._instead(rule, args, named)
+
+    def _note_slow(self, rule: Rule, took_s: float, num_budgets: float) -> None:
+        if not rule.waits and (slow := self._meter.overran(rule.method, took_s, num_budgets=num_budgets)):
+            self._switch_off(slow)
+
+    def _switch_off(self, fault: str) -> None:
+        if not self._meter.is_off:
+            self._num_in_a_row = 0
+            how_long = self._meter.switch_off(fault)
+            logger.error("%s %s%s", self.label, fault, self._words.off.format(how_long=how_long))
+
+    def _log(self, method: str, fault: str, error: BaseException | None = None) -> None:
+        self._faults.say(f"{self.label}.{method}", f"{self.label} {fault}", error=error)
 
 
 def _is_default(component: object, contract: type, method: str) -> bool:
     """Return whether a component leaves a method as its contract defines it: then there is nothing to call or to guard."""
     own, default = getattr(type(component), method, None), getattr(contract, method)
     return own is default and method not in getattr(component, "__dict__", ())
+
+
+def _is_undefined(guard: type, contract: type, method: str) -> bool:
+    """Return whether the class of a guard leaves a method to what is made for it."""
+    own = getattr(guard, method, None)
+    return own is None or own is getattr(contract, method, None)
 
 
 def _methods(contract: type) -> list[str]:

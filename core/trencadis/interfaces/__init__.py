@@ -53,15 +53,19 @@ from trencadis.interfaces.kv_pool import KVPool
 from trencadis.interfaces.laws import (
     Law,
     Rule,
+    all_of,
     at_least,
     at_most,
     law,
     legal,
+    of_type,
     one_of,
+    one_of_words,
     permutation_of,
     readable,
     rules_of,
     tell,
+    tell_always,
 )
 from trencadis.interfaces.layer_gate import LayerGate
 from trencadis.interfaces.observer import Observer
@@ -102,6 +106,10 @@ from trencadis.interfaces.speculation import DraftView, Speculator
 from trencadis.interfaces.vocabulary import Vocabulary
 
 __all__ = [
+    "all_of",
+    "of_type",
+    "one_of_words",
+    "tell_always",
     "Law",
     "Rule",
     "at_least",

@@ -44,10 +44,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
+from trencadis.errors import ContractError
+from trencadis.faults import shown
 from trencadis.interfaces.kv_pool import KVPool
+from trencadis.interfaces.laws import Law, all_of, law, of_type, one_of_words, tell, tell_always
 from trencadis.interfaces.sampling_fingerprint import SamplingFingerprint
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
+from trencadis.records.request import transfer_table
 
 __all__ = [
     "INTERFACE_VERSION",
@@ -102,6 +107,34 @@ class Lookup:
     num_cached_tokens: int | None = None
 
 
+def _lookup(_: str, found: Any) -> Any:
+    if not _are_whole(found.num_tokens, found.transfer_id) or found.num_tokens < 0:
+        raise ContractError(f"lookup gave {shown(found)}, whose num_tokens and transfer id must be whole numbers.")
+    num_cached = found.num_cached_tokens
+    if num_cached is not None and (not _are_whole(num_cached) or num_cached < 0):
+        raise ContractError(f"lookup gave num_cached_tokens = {shown(num_cached)}, which is no number of tokens.")
+    if not isinstance(found.timeout_s, int | float) or math.isnan(found.timeout_s):
+        raise ContractError(f"lookup gave timeout_s = {shown(found.timeout_s)}, which is no time.")
+    if not isinstance(found.first_token, FirstToken | None):
+        raise ContractError(f"lookup gave {shown(found.first_token)}, which is no FirstToken.")
+    return found
+
+
+def _report(_: str, report: Any) -> Any:
+    if not isinstance(report, ConnectorReport) or not all(isinstance(failed, FailedLoad) for failed in report.failed):
+        raise ContractError(f"it returned {shown(report)}, where ConnectorReport is expected")
+    numbers = [number for failed in report.failed for number in (failed.transfer_id, failed.num_valid_tokens)]
+    if not _are_whole(*report.loaded, *report.released, *numbers):
+        raise ContractError(f"it returned {shown(report)}, whose transfer ids and tokens must be whole numbers")
+    if not all(isinstance(message, bytes) for message in report.messages):
+        raise ContractError(f"it returned {shown(report)}, whose messages must be bytes")
+    return report
+
+
+def _are_whole(*numbers: object) -> bool:
+    return all(isinstance(number, int | np.integer) for number in numbers)
+
+
 class KVSchedulerSide(ABC):
     """Decides what is loaded and saved. Engine thread; every call returns within 1 ms and never waits for I/O.
 
@@ -118,6 +151,7 @@ class KVSchedulerSide(ABC):
         return
 
     @abstractmethod
+    @law(Law("a miss, a wait, or whole blocks beyond the local hit", _lookup), otherwise=Lookup())
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
         """Return what can be loaded beyond the local prefix hit.
 
@@ -128,9 +162,11 @@ class KVSchedulerSide(ABC):
         """
 
     @abstractmethod
+    @tell
     def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Begin a load into these blocks: those after the local hit, in order, with their hashes."""
 
+    @tell_always
     def on_unused(self, transfer_id: int) -> None:
         """Called instead of ``on_allocated`` for a hit that has no more than the local one, or that there is no room for now.
 
@@ -140,17 +176,21 @@ class KVSchedulerSide(ABC):
         return
 
     @abstractmethod
+    @tell
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Called with full blocks whose committed content may be saved. They may be reused any time after this step."""
 
     @abstractmethod
+    @law(of_type(int | None))
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
         """Return a transfer id that pins the blocks of a finished sequence until it is released, or None to free them."""
 
     @abstractmethod
+    @tell_always
     def on_cancelled(self, transfer_id: int) -> None:
         """Called when a load is no longer wanted; its blocks stay pinned until the transfer id is released."""
 
+    @law(one_of_words("compute", "retry"), otherwise="compute")
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
         """Return what to do with a sequence whose load was reported as failed.
 
@@ -164,10 +204,12 @@ class KVSchedulerSide(ABC):
         return "compute"
 
     @abstractmethod
+    @law(of_type(bytes), otherwise=b"", always=True)
     def take_message(self) -> bytes:
         """Return and forget what the worker side is to do with the next step; empty for nothing."""
 
     @abstractmethod
+    @tell_always
     def on_report(self, report: ConnectorReport) -> None:
         """Take the worker sides' merged report; once per step that has one.
 
@@ -186,6 +228,7 @@ class SupportsHandover(ABC):  # noqa: B024 - every method has a default
     Such requests carry transfer parameters, which an HTTP client sends and gets as ``kv_transfer_params``.
     """
 
+    @law(Law("a table of JSON values, or None", lambda _, answer: transfer_table(answer)))
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return the transfer parameters for the engine that continues a request; None for none.
 
@@ -193,19 +236,23 @@ class SupportsHandover(ABC):  # noqa: B024 - every method has a default
         """
         return None
 
-    def on_cache_hit(self, request: Request, *, num_tokens: int) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_cache_hit(self, request: Request, *, num_tokens: int) -> None:
         """Called right before ``on_finished`` with the number of prompt tokens that were cached when a request first ran; 0 too."""
 
-    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
         """Called when a request with transfer parameters is not served: refused, or given up before it was looked up.
 
         The engine that holds its KV need not. The parameters are a client's, and may be anything.
         """
 
-    def on_abandoned(self, request: Request) -> None:  # noqa: B027 - optional
+    @tell_always  # noqa: B027 - optional
+    def on_abandoned(self, request: Request) -> None:
         """Called when a request was given up, or has ended, whose look-up had not led to a load: it is not looked up again."""
 
-    def on_role(self, role: str) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_role(self, role: str) -> None:
         """Called with the engine's role, ``both``, ``prefill`` or ``decode``: once after ``on_ready``, and when it changes."""
 
 
@@ -217,6 +264,7 @@ class SupportsRemotePrefill(ABC):
     """
 
     @abstractmethod
+    @tell
     def on_waker(self, wake: Callable[[], None]) -> None:
         """Called once with a function to call, from any thread, when the next two methods have something to return.
 
@@ -224,20 +272,24 @@ class SupportsRemotePrefill(ABC):
         """
 
     @abstractmethod
+    @law(all_of(Request), otherwise=())
     def take_requests(self) -> Sequence[Request]:
         """Return and forget requests that the engine is to run; before the next step after a wake-up.
 
         They are admitted like those of clients; clients get none of their output. Their ids must be unique.
         """
 
+    @law(all_of(str), otherwise=())
     def take_withdrawn(self) -> Sequence[str]:
         """Return and forget the ids of such requests that are no longer wanted; right after ``take_requests``."""
         return ()
 
-    def on_request_token(self, request_id: str, first: FirstToken) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
         """Called with the first token of such a request, before ``on_request_ended``; once, as soon as it is known."""
 
     @abstractmethod
+    @tell_always
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         """Called when such a request has ended.
 
@@ -247,7 +299,8 @@ class SupportsRemotePrefill(ABC):
             error: Why it was not: refused, failed or withdrawn; empty if it was.
         """
 
-    def on_backlog(self, num_tokens: int) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_backlog(self, num_tokens: int) -> None:
         """Called with the number of queued tokens, of all requests, when it changes; at most twice a step, before planning and after.
 
         What runs is not counted any more, and neither are requests that :meth:`take_requests` has not returned yet.
@@ -261,6 +314,7 @@ class SupportsLayerwise(ABC):
     """Capability: the worker side can bring a load layer by layer, while the step that reads it runs. Engine thread."""
 
     @abstractmethod
+    @tell
     def on_layerwise(self, transfer_id: int) -> None:
         """Called right after ``on_allocated`` if the sequence runs with the next step, whose layers wait for this load.
 
@@ -272,6 +326,7 @@ class SupportsStepTimes(ABC):
     """Capability: loads are compared with what computing takes here. Engine thread."""
 
     @abstractmethod
+    @tell
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         """Called after each step with the number of tokens that it computed, and in how many seconds."""
 
@@ -303,6 +358,7 @@ class SupportsRemoteWorkers(ABC):
         """
 
     @abstractmethod
+    @tell_always
     def on_worker_message(self, rank: int, message: bytes) -> None:
         """Take what a rank's worker side sent with its report, before ``on_report``; once each, in their order."""
 
@@ -330,6 +386,7 @@ class KVWorkerSide(ABC):
     def register(self, kv_cache: KVPool) -> None:
         """Take the device's KV cache; a backend's own object may show more, as its documentation describes."""
 
+    @tell
     def expect_layers(self) -> None:
         """Called right before ``begin_step`` if blocks to be saved may be copied out while the step is computed.
 
@@ -340,6 +397,7 @@ class KVWorkerSide(ABC):
         return
 
     @abstractmethod
+    @tell
     def begin_step(self, message: bytes) -> None:
         """Start what the scheduler side asked for; does not wait."""
 
@@ -348,6 +406,7 @@ class KVWorkerSide(ABC):
         """True if ``wait_layer`` is to be called in the step that was begun last; asked once a step."""
         return False
 
+    @law(otherwise=False, waits=True)
     def wait_layer(self, layer: int, *, budget_s: float) -> bool:
         """Wait until a layer of the step's layer-wise loads is verified and in their blocks, and that of blocks to be saved is copied.
 
@@ -364,10 +423,12 @@ class KVWorkerSide(ABC):
         return True
 
     @abstractmethod
+    @tell
     def end_step(self) -> None:
         """Secure blocks to be saved before the next step may overwrite them; does not wait for a network."""
 
     @abstractmethod
+    @law(Law("a report of whole numbers", _report), otherwise=ConnectorReport())
     def poll(self) -> ConnectorReport:
         """Return what finished on this rank since the last call; does not wait.
 

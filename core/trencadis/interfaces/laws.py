@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -25,15 +26,19 @@ from trencadis.faults import shown
 __all__ = [
     "Law",
     "Rule",
+    "all_of",
     "at_least",
     "at_most",
     "law",
     "legal",
+    "of_type",
     "one_of",
+    "one_of_words",
     "permutation_of",
     "readable",
     "rules_of",
     "tell",
+    "tell_always",
 ]
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -43,6 +48,7 @@ Named = Mapping[str, Any]
 Check = Callable[[Any, Arguments, Named], Any]
 
 _MAX_REFUSAL: Final = 1000
+_MAX_ANSWERS: Final = 65_536
 _ANY: Final = inspect.Parameter("any", inspect.Parameter.POSITIONAL_ONLY)
 
 
@@ -72,6 +78,8 @@ class Rule:
         check_of: Returns the law for a component: called with an answer, the arguments and the keyword arguments. None: there is no law.
         is_told: There is no answer: a component that takes over is not told again.
         opens: The first call of a step, before which a component that rested is tried again.
+        always: It is called also while the component is switched off.
+        waits: It may take its time.
         calls_others: The default calls other methods of the component, so it is guarded like one of its own.
         num_budgets: Budgets of time that a call may take, by its arguments; at least 1.
         otherwise: The answer where none can be asked for.
@@ -82,6 +90,8 @@ class Rule:
     check_of: Callable[[object], Check] | None = None
     is_told: bool = False
     opens: bool = False
+    always: bool = False
+    waits: bool = False
     calls_others: bool = False
     num_budgets: Callable[[Arguments, Named], float] = lambda _, __: 1.0
     otherwise: Any = None
@@ -94,7 +104,7 @@ def law(made: Law | None = None, *, scales_with: str = "", each: int = 1, **opti
         made: The law; None: any answer is right, but exceptions are contained.
         scales_with: Argument whose length the time of a call may grow with; empty: none.
         each: Items of that argument for each budget of time.
-        options: ``opens``, ``calls_others`` and ``otherwise`` of :class:`Rule`.
+        options: Other attributes of :class:`Rule`.
     """
 
     def declare(method: M) -> M:
@@ -103,14 +113,20 @@ def law(made: Law | None = None, *, scales_with: str = "", each: int = 1, **opti
             options["num_budgets"] = lambda args, named: max(1.0, len(sized(args, named)) / each)
         if made is not None:
             options.update(law=made, check_of=_check_of(method, made))
-        return _declared(method, Rule(method=method.__name__, **options))
+        method.__rule__ = Rule(method=method.__name__, **options)  # type: ignore[attr-defined] # functions take attributes
+        return method
 
     return declare
 
 
 def tell(method: M) -> M:
     """Declare that a method is told something and does not answer."""
-    return _declared(method, Rule(method=method.__name__, is_told=True))
+    return law(is_told=True)(method)
+
+
+def tell_always(method: M) -> M:
+    """Declare the same of what must be told in any case, since something has to be released."""
+    return law(is_told=True, always=True)(method)
 
 
 def rules_of(contract: type) -> dict[str, Rule]:
@@ -134,11 +150,6 @@ def legal(method: Callable[..., Any], answer: Any, *args: Any, by: object = None
     """
     rule: Rule = method.__rule__  # type: ignore[attr-defined] # of a method with a law
     return answer if rule.check_of is None else rule.check_of(by)(answer, args, named)
-
-
-def _declared(method: M, rule: Rule) -> M:
-    method.__rule__ = rule  # type: ignore[attr-defined] # functions take attributes
-    return method
 
 
 def _check_of(method: Callable[..., Any], made: Law) -> Callable[[object], Check]:
@@ -231,6 +242,37 @@ def _permutation_of(method: str, answer: Any, items: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------------- other types
+
+
+def of_type(kind: Any) -> Law:
+    """An answer of some type."""
+    return Law(f"``{getattr(kind, '__name__', kind)}``", lambda _, answer: _of_type(answer, kind))
+
+
+def all_of(kind: type) -> Law:
+    """Any number of answers of a type, of which the first 65,536 count."""
+    return Law(
+        f"``{kind.__name__}``, any number of them",
+        lambda _, answers: tuple([_of_type(answer, kind) for answer in islice(answers, _MAX_ANSWERS)]),
+    )
+
+
+def _of_type(answer: Any, kind: Any) -> Any:
+    if not isinstance(answer, kind):
+        raise ContractError(f"it returned {shown(answer)}, where {getattr(kind, '__name__', kind)} is expected")
+    return answer
+
+
+def one_of_words(*words: str) -> Law:
+    """One of some words."""
+    said = " and ".join(f'"{word}"' for word in words)
+
+    def test(method: str, answer: Any) -> str:
+        if isinstance(answer, str) and answer in words:
+            return answer
+        raise ContractError(f"{method} returned {shown(answer)}; {said} are allowed.")
+
+    return Law(" or ".join(f"``{word}``" for word in words), test)
 
 
 def readable() -> Law:

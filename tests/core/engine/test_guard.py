@@ -23,6 +23,9 @@ from trencadis.interfaces import (
     BucketingStrategy,
     DraftLength,
     EvictionPolicy,
+    KVSchedulerSide,
+    KVWorkerSide,
+    Lookup,
     Move,
     Observer,
     Router,
@@ -32,7 +35,9 @@ from trencadis.interfaces import (
     SchedulerView,
     SchedulingPolicy,
     Speculator,
+    SupportsHandover,
     SupportsMoves,
+    SupportsRemotePrefill,
     SupportsSteadySteps,
     TokenSplit,
     Verification,
@@ -40,8 +45,11 @@ from trencadis.interfaces import (
 from trencadis.interfaces.laws import legal, rules_of
 from trencadis.records import (
     Bucket,
+    ConnectorReport,
     DraftDistributions,
     Drafts,
+    FailedLoad,
+    FirstToken,
     Phase,
     Request,
     RowError,
@@ -464,6 +472,47 @@ CASES += (
         (DRAFTED, STOPS),
         {},
         "last() ",
+    ),
+)
+FAILED = FailedLoad(transfer_id=1, num_valid_tokens=0, cause="evicted")
+ASKED = {"block_hashes": (b"h" * 32,), "num_local_tokens": 0}
+CASES += (
+    Case(
+        KVSchedulerSide.lookup,
+        (
+            Lookup(num_tokens=4, transfer_id=1, first_token=FirstToken(token_id=1)),
+            None,
+            7,
+            Lookup(num_tokens="many", transfer_id=1),  # type: ignore[arg-type] # what the contract forbids, here and below
+            Lookup(num_tokens=-4, transfer_id=1),
+            Lookup(num_tokens=4, transfer_id=[1]),  # type: ignore[arg-type]
+            Lookup(num_tokens=4, transfer_id=1, timeout_s=math.nan),
+            Lookup(num_tokens=4, transfer_id=1, timeout_s="soon"),  # type: ignore[arg-type]
+            Lookup(num_tokens=4, transfer_id=1, num_cached_tokens=-4),
+            Lookup(num_tokens=4, transfer_id=1, num_cached_tokens=2.5),  # type: ignore[arg-type]
+            Lookup(num_tokens=4, transfer_id=1, first_token=3),  # type: ignore[arg-type]
+        ),
+        (request(),),
+        ASKED,
+    ),
+    Case(KVSchedulerSide.on_finished, (None, [1], "1"), (request(),), {"blocks": [1]}, "int | None is expected"),
+    Case(KVSchedulerSide.on_failed, ("retry", "no", None, ["retry"]), (request(), FAILED), {}, "are allowed"),
+    Case(KVSchedulerSide.take_message, (b"", None, "text"), says="bytes is expected"),
+    Case(SupportsHandover.finished_params, ({"a": [1]}, 1, {"a": object()}, {"a": math.nan}), (request(),)),
+    Case(SupportsRemotePrefill.take_requests, ((request(),), [1], None), says=""),
+    Case(SupportsRemotePrefill.take_withdrawn, (("r",), [1], None), says=""),
+    Case(
+        KVWorkerSide.poll,
+        (
+            ConnectorReport(loaded=(1,), failed=(FAILED,)),
+            None,
+            7,
+            ConnectorReport(loaded=("a",)),  # type: ignore[arg-type]
+            ConnectorReport(released=([1],)),  # type: ignore[arg-type]
+            ConnectorReport(failed=(1,)),  # type: ignore[arg-type]
+            ConnectorReport(failed=(FailedLoad(transfer_id=1, num_valid_tokens="all", cause=""),)),  # type: ignore[arg-type]
+            ConnectorReport(messages=("text",)),  # type: ignore[arg-type]
+        ),
     ),
 )
 BREACHES = [(case, number) for case in CASES for number in range(1, len(case.answers))]

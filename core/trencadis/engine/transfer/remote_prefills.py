@@ -13,8 +13,8 @@ import attrs
 import msgspec
 import numpy as np
 
-from trencadis.engine.transfer.guarded_connector import GuardedRemotePrefill
 from trencadis.errors import TrencadisError
+from trencadis.interfaces import SupportsRemotePrefill
 from trencadis.records import BoolArray, FinishedSequence, FirstToken, Request, TokenDeltas
 
 __all__ = ["RemotePrefills"]
@@ -37,7 +37,7 @@ class RemotePrefills:
 
     def __init__(
         self,
-        connector: GuardedRemotePrefill,
+        connector: SupportsRemotePrefill,
         *,
         add: Callable[[Request], int],
         abort: Callable[[str], FinishedSequence | None],
