@@ -443,7 +443,7 @@ class TorchBackend(Backend):
 
         Args:
             model: Loaded.
-            layers: Its attention layers.
+            layers: Attention layers of the model.
             files: Where it comes from.
             num_parameters: Before it was packed; None: it is not.
         """
@@ -476,7 +476,7 @@ class TorchBackend(Backend):
 
         Args:
             model: Loaded.
-            layers: Its attention layers.
+            layers: Attention layers of the model.
             expected: Logits of its original modules; None: it still has them.
         """
         if not self._config.check_model:

@@ -81,8 +81,8 @@ def numbered_device(name: str, device: torch.device, number: int, *, num_devices
 
     Args:
         name: The config value that ``device`` was chosen by.
-        device: What it chose.
-        number: Of the rank: replicas follow each other.
+        device: Device that ``name`` chose.
+        number: Number of the rank: replicas follow each other.
         num_devices: CUDA devices there are; ranks beyond them share.
     """
     if device.type != "cuda" or name not in ("auto", "cuda"):
@@ -101,9 +101,9 @@ def choose_dtype(
 
     Args:
         asked: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
-        stored: Of the checkpoint.
+        stored: Data type of the checkpoint.
         device: Where the model runs.
-        num_parameters: Of the model.
+        num_parameters: Number of parameters of the model.
         native_bfloat16: Whether the CPU computes in bfloat16; None asks the CPU.
 
     Raises:

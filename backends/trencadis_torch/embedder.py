@@ -34,11 +34,11 @@ class Embedder(ABC):
     """A model that embeds.
 
     Args:
-        model: Of transformers; its forward gives ``last_hidden_state``.
+        model: Model of transformers; its forward gives ``last_hidden_state``.
         pooling_config: From hidden states to vectors.
 
     Attributes:
-        pooling_config: As given.
+        pooling_config: Way from hidden states to vectors.
     """
 
     def __init__(self, model: Any, pooling_config: PoolingConfig) -> None:
@@ -50,7 +50,7 @@ class Embedder(ABC):
         """Return float32 ``[num_texts, embedding_size]``, in the order of the texts.
 
         Args:
-            token_ids: Of each text, int32 ``[num_tokens]``, at least one.
+            token_ids: Tokens of each text, int32 ``[num_tokens]``, at least one.
         """
         lengths = np.array([len(text) for text in token_ids])
         # Equal lengths side by side: decoders attend to them in one call, encoders pad less.
@@ -81,7 +81,7 @@ class DecoderEmbedder(Embedder):
     Args:
         model: Without its output projection.
         pooling_config: From hidden states to vectors.
-        layers: Its attention layers.
+        layers: Attention layers of the model.
     """
 
     def __init__(self, model: Any, pooling_config: PoolingConfig, layers: tuple[AttentionLayer, ...]) -> None:

@@ -61,7 +61,7 @@ def ragged_inputs(
         rows: Tokens and block tables.
         cache: Keys and values.
         workspace: Buffers to use again.
-        trees: Of drafts that branch: they lie after each other in the row and in the cache, and their positions repeat.
+        trees: Trees of drafts that branch: they lie after each other in the row and in the cache, and their positions repeat.
     """
     lengths = one.query_lens
     firsts = (np.cumsum(lengths) - lengths).astype(np.int64)
@@ -130,7 +130,7 @@ def padded_tokens(
     """Return token ids and positions, int64 ``[1, T]``, and slots, int64 ``[T]``, of a padded pass; looks at nothing on the host.
 
     Args:
-        facts: As :func:`padded_facts` returns them, on the device.
+        facts: Facts that :func:`padded_facts` returns, on the device.
         bucket: The shape.
         rows: Tokens and block tables.
         cache: Read for sizes only.

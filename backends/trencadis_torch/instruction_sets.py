@@ -58,8 +58,8 @@ class InstructionSet(NamedTuple):
     """What a compiler may use.
 
     Attributes:
-        name: As configurations have it.
-        machine: As ``platform.machine()`` says it.
+        name: Name in configurations.
+        machine: Kind of machine, by ``platform.machine()``.
         before: Name of the set that this one adds to; empty: the first.
         options: For the compiler, beside those of the sets before.
         flags: Flags of ``/proc/cpuinfo`` that a CPU needs for this set, beside those of the sets before.
@@ -181,7 +181,7 @@ def chosen_set(most: str = AUTO, *, flags: frozenset[str] | None = None, machine
     Args:
         most: Name of the best one that may be used; ``auto``: any.
         flags: Flags of the CPU, as in ``/proc/cpuinfo``; None: this machine's.
-        machine: Its kind; empty: this machine's.
+        machine: Kind of machine; empty: this machine's.
 
     Raises:
         ValueError: The CPU does not have the set that is named.
@@ -263,10 +263,10 @@ def compile_command(
     """Return the command that compiles a source. Pure.
 
     Args:
-        compiler: Its path.
+        compiler: Path of the compiler.
         source: The C++ file.
         to: The object file.
-        options: Of an instruction set.
+        options: Compiler options of an instruction set.
         defines: For the preprocessor.
         threads: With OpenMP.
     """

@@ -126,7 +126,7 @@ def limit_instructions(most: str) -> None:
     """Use no better instruction set than this in this process; ``auto``: the best that the CPU has.
 
     Args:
-        most: Its name.
+        most: Name of the set.
 
     Raises:
         BackendError: The CPU does not have it, or kernels with other ones are loaded already.
@@ -180,8 +180,8 @@ def load_library(source: Source, *, directory: Path | None = None) -> ctypes.CDL
     """Return the library of a C++ file: of the wheel or the cache in milliseconds, else compiled in a few seconds.
 
     Args:
-        source: What to compile.
-        directory: Of the cache; None is the user's.
+        source: File to compile.
+        directory: Directory of the cache; None is the user's.
 
     Raises:
         BackendError: There is no compiler, or it fails; the message has its last words.

@@ -39,7 +39,7 @@ class StepTimer:
     """Measures a step where it runs: with events on CUDA, with the clock on the CPU, which works inline.
 
     Args:
-        device: Of the step.
+        device: Device of the step.
         clock: Read on the CPU.
     """
 
@@ -82,14 +82,14 @@ class TorchStep:
         num_compilations: Programs compiled for the step; set by whoever knows.
 
     Args:
-        num_sequences: Of the plan.
-        emitted: Of each pass.
+        num_sequences: Number of sequences of the plan.
+        emitted: Tokens that each pass emits.
         prompts: Prompt scores of passes that have some.
         num_padded_tokens: Token positions computed.
         timer: Running; stopped here, after the copies to the host.
         step: Number of the batch.
         backend: Whose step it is, for errors.
-        missed_layers: As in ``StepOutput``.
+        missed_layers: Whether a layer was computed before its KV was loaded; see ``StepOutput``.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class PromptLogprobs:
     """Scores of prompt tokens; copied to the host when the step is launched, and read when it is waited for.
 
     Attributes:
-        plan: Of what.
+        plan: Positions that are scored.
         token_ids: The prompt's tokens, ``[P]``; like the rest it may go on beyond the plan's positions, with padding.
         logprobs: Theirs, ``[P]``.
         ranks: Theirs, ``[P]``.

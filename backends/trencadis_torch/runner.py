@@ -42,7 +42,7 @@ class GatedPass:
 
     Args:
         inner: Attends.
-        gate: Of the step.
+        gate: Gate of the step.
     """
 
     def __init__(self, inner: AttentionPass, gate: LayerGate) -> None:
@@ -93,7 +93,7 @@ def _plain_forward(model: Any) -> Forward:
     A model that cannot select positions computes the logits of all.
 
     Args:
-        model: Of transformers, with the paged attention switched on.
+        model: Model of transformers, with the paged attention switched on.
     """
     selects = selects_positions(model)
 
@@ -126,7 +126,7 @@ class PassRunner:
     A runner of a part of each pass overrides :meth:`inputs` and :meth:`forward`.
 
     Args:
-        model: Of transformers, with the paged attention switched on.
+        model: Model of transformers, with the paged attention switched on.
         rows: Tokens and block tables.
         cache: Keys and values.
         layout: ``ragged`` or ``padded``.
@@ -180,7 +180,7 @@ class PassRunner:
 
         Args:
             one: The pass; without sequences only padding is computed, which leaves no trace.
-            drafts: Of the whole plan.
+            drafts: Drafts of the whole plan.
             sampler: Chooses tokens.
             acceptance: Says how many drafts stand.
             gate: That each layer waits at.
@@ -266,7 +266,7 @@ class PassRunner:
 
         Args:
             one: The pass.
-            trees: Its drafts, if they branch; only without padding.
+            trees: Trees of drafts that branch; only without padding.
 
         Raises:
             BackendError: Drafts branch in a padded pass.
@@ -295,7 +295,7 @@ class PassRunner:
         ``forward`` computes them, with whatever it does after its output projection.
 
         Args:
-            inputs: Of the pass.
+            inputs: Inputs of the pass.
             tokens: Indices into the pass, ``[L]``.
         """
         attention = inputs.attention
@@ -307,7 +307,7 @@ class PassRunner:
         """Return the same logits; looks at nothing on the host.
 
         Args:
-            inputs: Of the pass.
+            inputs: Inputs of the pass.
             keep: Indices into the pass, int64 ``[L]`` on the device.
         """
         return self._forward(inputs.token_ids, inputs.positions, keep, inputs.attention)

@@ -41,14 +41,14 @@ class SamplePlan:
     """Which logits rows a pass samples.
 
     Attributes:
-        sequences: Of the pass, those that emit, ``[S]``.
+        sequences: Sequences of the pass that emit, ``[S]``.
         counts: Logits rows of each, ``[S]``.
         entries: Which of the L rows belongs to sequence s and step k, ``[S', K]``; S' is S, or more where padding repeats
             the first sequence. Steps beyond a sequence's last repeat its last.
         tokens: Index of each logits row's token in the pass, ``[L]``.
         context: For the sampler.
         firsts: Position of the token of each sequence's first logits row, ``[S']``.
-        trees: Of the whole pass, if drafts branch: step k is then node k.
+        trees: Trees of the whole pass, if drafts branch: step k is then node k.
         padded: Whether every shape follows from a bucket.
     """
 
@@ -82,7 +82,7 @@ class SamplePlan:
             padded: Make every shape follow from the bucket: repeats are free, for a token depends on its row alone.
             num_sequences: Most sequences of a padded pass that has them in one row of tokens; 0: the bucket's batch size.
             num_steps: Most logits rows of one of its sequences; 0: as many as the bucket's phase says.
-            trees: Of a ragged pass whose drafts branch.
+            trees: Trees of a ragged pass whose drafts branch.
         """
         sequences = np.flatnonzero(one.num_logits)
         if not len(sequences):
@@ -147,7 +147,7 @@ class Emitted:
         token_ids: int64 ``[S', K]``; of sequence s the first ``num_emitted[s]`` count, and what is after the S real ones
             does not: it is cut off on the host, where that costs no operation of another shape.
         num_emitted: int64 ``[S']``; None: one each.
-        logprobs: Of sequences that asked: index in the plan, step, position, and the sampler's entry.
+        logprobs: Log-probabilities of sequences that asked: index in the plan, step, position, and the sampler's entry.
         paths: Node of each accepted draft, int64 ``[S', K - 1]``; None: drafts did not branch.
         vocab_size: Tokens that the model knows.
         chosen_by: Names the sampler in messages.
@@ -183,7 +183,7 @@ def emit(
         logits: ``[L, V]``.
         plan: Whose.
         one: The pass.
-        drafts: Of the whole plan.
+        drafts: Drafts of the whole plan.
         rows: Written to.
         sampler: Chooses.
         acceptance: Says which drafts stand.

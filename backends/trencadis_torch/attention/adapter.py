@@ -70,7 +70,7 @@ def paged_attention(
         value: ``[1, KV, T, Dv]``.
         attention_mask: None.
         trencadis_pass: From the arguments of ``forward``.
-        arguments: Of the module; some are :class:`AttentionOptions`.
+        arguments: Other arguments of the module; some are :class:`AttentionOptions`.
     """
     output = trencadis_pass.attend(
         module.layer_idx,

@@ -47,7 +47,7 @@ def choose_kernel(
 
     Args:
         asked: ``auto``, ``native``, ``triton`` or ``sdpa``.
-        device: Of the model.
+        device: Device of the model.
         layout: ``ragged`` or ``padded``.
         layers: The attention layers as the model computes them.
         stored: The same as the cache holds them; None: they are alike.
@@ -137,8 +137,8 @@ def prove(
 
     Args:
         kernel: The kernel.
-        layers: As the model computes them.
-        stored: As the cache holds them.
+        layers: Attention layers with the dtypes that the model computes.
+        stored: Attention layers with the dtypes that the cache holds.
         device: Where.
         num_heads: Query heads of a layer; 0: not known.
     """

@@ -66,7 +66,7 @@ class NativeAttention:
     """The compiled kernel.
 
     Args:
-        library: Of ``paged_attention.cpp``.
+        library: Compiled ``paged_attention.cpp``.
 
     Attributes:
         rows_together: Queries of a sequence, times query heads of a KV head, that the kernel takes together.
@@ -128,7 +128,7 @@ class NativeAttention:
             slots: Where new keys go, int64 ``[T]``, contiguous.
             sequences: Row, first query position, queries and first token of each, int32 ``[4, B]``, contiguous; without queries: none.
             window: Tokens that a query sees; 0 sees all.
-            options: Of the layer.
+            options: Options of the layer.
 
         Raises:
             OutOfMemoryError: No room for the kernel's own buffers.
@@ -202,7 +202,7 @@ class NativePass:
             keys: ``[T, KV, D]``.
             values: ``[T, KV, Dv]``.
             output: Written to, ``[T, H, Dv]``, contiguous, the dtype of ``query``.
-            options: Of the layer.
+            options: Options of the layer.
 
         Raises:
             OutOfMemoryError: No room for the kernel's own buffers.
@@ -258,7 +258,7 @@ def obstacle(device: torch.device, layout: str, layers: tuple[AttentionLayer, ..
     """Return why the kernel cannot serve these layers; None: nothing speaks against it.
 
     Args:
-        device: Of the model.
+        device: Device of the model.
         layout: ``ragged`` or ``padded``; graphs of torch.compile, which may call the kernel, count as ``ragged``.
         layers: The attention layers.
     """

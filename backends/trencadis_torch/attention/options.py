@@ -27,7 +27,7 @@ class AttentionOptions(NamedTuple):
     """Options of one layer's attention; a named tuple, which torch.compile can trace.
 
     Attributes:
-        scale: Of the scores; None is D ** -0.5.
+        scale: Factor of the scores; None is D ** -0.5.
         softcap: Scores become softcap × tanh(score / softcap); None leaves them.
         sinks: ``[H]``, a score that takes part in the softmax and yields nothing; None adds none.
     """

@@ -56,7 +56,7 @@ class PaddedPrefill:
         bucket: The shape.
 
     Attributes:
-        signature: What the shapes follow from.
+        signature: Numbers that all shapes follow from.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class PaddedDecode(FlatDecode):
         bucket: The shape.
 
     Attributes:
-        signature: What the shapes follow from.
+        signature: Numbers that all shapes follow from.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ def flat_paged_attention(
         values: ``[N, S, KV, Dv]``.
         mapping: bool ``[N, B]``, True where a block belongs to a sequence; a padding block's row is all False.
         mask: bool ``[N, Q, S]``, True where a query sees a key.
-        options: Of the layer.
+        options: Options of the layer.
 
     Source: online softmax over blocks, arXiv:1805.02867, section 3; grouping by one-hot products as in vllm_gaudi.
     """
@@ -342,7 +342,7 @@ class StaticKernelPass:
     """A padded pass that a kernel attends for; padding attends to nothing and yields 0.
 
     Args:
-        calls: Of the kernel.
+        calls: Calls of the kernel.
     """
 
     def __init__(self, calls: KernelPass) -> None:
@@ -367,11 +367,11 @@ class StaticFlatDecode(FlatDecode):
     """A decode pass over gathered blocks, which the device lists itself.
 
     Args:
-        facts: As in :func:`static_decode`.
-        bucket: The same.
-        slots: The same.
-        tables: The same.
-        cache: The same.
+        facts: Facts of the sequences; see :func:`static_decode`.
+        bucket: Bucket of the pass.
+        slots: Places of new keys and values.
+        tables: Block tables of all rows.
+        cache: Keys and values.
     """
 
     def __init__(
@@ -415,7 +415,7 @@ class PaddedKernelPass:
         StepFailedError: The bucket is too small: the kernel would read what is not there.
 
     Attributes:
-        signature: What the shapes follow from.
+        signature: Numbers that all shapes follow from.
     """
 
     def __init__(

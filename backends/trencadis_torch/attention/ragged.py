@@ -70,7 +70,7 @@ class _Group:
         query_len: Queries of each.
         num_pieces: How many they are.
         blocks: Blocks to gather, int64 ``[num_pieces × num_blocks]``; None: the new keys are all there is to see.
-        num_keys: Of the gathered keys, those that any query sees are the first ones.
+        num_keys: Number of gathered keys that any query sees; they are the first ones.
         mask: bool ``[num_pieces, 1, query_len, num_keys]``, or None.
     """
 
@@ -93,15 +93,15 @@ class RaggedPass:
         starts: First query position of each.
         query_lens: Queries of each; their tokens follow each other in the pass.
         workspace: Buffers to use again.
-        trees: Of drafts that branch.
+        trees: Trees of drafts that branch.
 
     Attributes:
-        tables: As given, like the others.
+        tables: Block tables of all rows.
         slots: Where new keys go.
         rows: Row of each sequence.
         starts: First query position of each.
         query_lens: Queries of each.
-        trees: Of drafts that branch, or None.
+        trees: Trees of drafts that branch, or None.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class RaggedPass:
             query: ``[T, H, D]``.
             keys: ``[T, KV, D]``.
             values: ``[T, KV, Dv]``.
-            options: Of the layer.
+            options: Options of the layer.
         """
         output = query.new_empty(*query.shape[:2], values.shape[-1])
         if self._native is None:
@@ -348,7 +348,7 @@ def _branching_mask(
     Args:
         offsets: Index of each root among its keys, ``[n, 1]``.
         sees: Whether a node sees another one, bool ``[n, size, size]``.
-        depths: Of each node, int64 ``[n, size]``; windows count by them.
+        depths: Depth of each node, int64 ``[n, size]``; windows count by it.
         num_keys: Keys of each.
         window: Tokens that a query sees; 0 sees all.
     """

@@ -29,7 +29,7 @@ def attend(
         values: ``[B, KV, L, Dv]``.
         mask: bool ``[B or 1, 1, Q, L]``, True where a query sees a key; None with Q = 1 lets it see every key, with
             Q = L > 1 those not after it.
-        options: Of the layer.
+        options: Options of the layer.
     """
     causal = mask is None and query.shape[2] > 1
     if not options.is_plain:

@@ -42,7 +42,7 @@ class DraftTrees:
     Attributes:
         rows: Row of each sequence, ``[S]``.
         roots: Position of each sequence's newest token, ``[S]``.
-        num_drafts: Of each sequence, ``[S]``.
+        num_drafts: Number of drafts of each sequence, ``[S]``.
         branches: Whether two drafts of a sequence follow one node, bool ``[S]``.
         parents: Node before each node, int64 ``[S, K]``; 0 of node 0 and of padding.
         ancestors: Whether a node follows another one or is it, bool ``[S, K, K]``.
@@ -103,7 +103,7 @@ class DraftTrees:
         """Return the positions of a pass's tokens, ``[T]``: those given, but of the drafts by their depths. Pure.
 
         Args:
-            positions: As if all drafts were linear, ``[T]``.
+            positions: Positions by which all drafts would be linear, ``[T]``.
             firsts: Index of each sequence's newest token among the T, ``[S]``.
         """
         found = positions.copy()
@@ -116,7 +116,7 @@ class DraftTrees:
         """Return the tokens up to each node: a row for each leaf, which serves all nodes on the way to it.
 
         Args:
-            tokens: Of every row, the drafts after the newest token in their order, int32 ``[num_rows, width]`` on the device.
+            tokens: Tokens of every row, the drafts after the newest token in their order, int32 ``[num_rows, width]`` on the device.
         """
         num_sequences, num_nodes = self.parents.shape
         everyone = np.arange(num_sequences)

@@ -86,10 +86,10 @@ def tile_for(*, groups: int, most_queries: int, key_dim: int, value_dim: int, it
 
     Args:
         groups: Query heads of a KV head.
-        most_queries: Of any sequence of the launch.
-        key_dim: Of one head.
+        most_queries: Largest number of queries of a sequence of the launch.
+        key_dim: Key dimension of one head.
         value_dim: The same.
-        item_bytes: Of an element that is computed with.
+        item_bytes: Size of an element that is computed with, in bytes.
     """
     width = max(16, _power(key_dim), _power(value_dim))
     # Products of float32 without matrix units are unrolled: large tiles take the compiler minutes.
@@ -263,7 +263,7 @@ def store(
         keys: ``[T, KV, D]``, the last axis dense.
         values: ``[T, KV, Dv]``, the same.
         slots: Where they go, int64 ``[T]``.
-        cached_keys: Of the cache, ``[blocks, S, KV, D]``, contiguous, of the dtype of ``keys``.
+        cached_keys: Cached keys, ``[blocks, S, KV, D]``, contiguous, of the dtype of ``keys``.
         cached_values: The same, with ``Dv``.
     """
     num_tokens, num_heads, key_dim = keys.shape
@@ -318,15 +318,15 @@ def launch(
 
     Args:
         query: ``[T, H, D]``, its last axis dense.
-        keys: Of the cache, ``[blocks, S, KV, D or D + 4]``, contiguous.
+        keys: Cached keys, ``[blocks, S, KV, D or D + 4]``, contiguous.
         values: The same, with ``Dv``.
         tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
         sequences: Row, context length, queries and first token of each, int32 ``[B, 4]``.
         output: Written to where a sequence has a query, ``[T, H, Dv]``, contiguous.
-        most_queries: Of any of the sequences.
+        most_queries: Largest number of queries of a sequence.
         window: Tokens that a query sees; 0 sees all.
         num_processors: Multiprocessors to keep busy.
-        numbers: As in :meth:`AttentionOptions.packed`; the kernel takes them in this order.
+        numbers: Numbers that :meth:`AttentionOptions.packed` returns; the kernel takes them in this order.
         sinks: The same.
     """
     heads, kv_heads, key_dim, value_dim = query.shape[1], keys.shape[2], query.shape[2], output.shape[2]
@@ -382,8 +382,8 @@ def obstacle(layers: tuple[AttentionLayer, ...], device: torch.device) -> str | 
     """Return why the kernels cannot serve these layers on this device; None: nothing speaks against it.
 
     Args:
-        layers: As the cache holds them.
-        device: Of the model.
+        layers: Attention layers with the dtypes that the cache holds.
+        device: Device of the model.
     """
     if not triton_kernels.is_installed():
         return "the package triton is missing, which a CUDA build of PyTorch brings"

@@ -57,7 +57,7 @@ class WholeTexts:
             query: ``[T, H, D]``.
             keys: ``[T, KV, D]``.
             values: ``[T, KV, Dv]``.
-            options: Of the layer.
+            options: Options of the layer.
         """
         window = self._windows[layer_index]
         output = query.new_empty(*query.shape[:2], values.shape[-1])

@@ -67,9 +67,9 @@ class Blender(KVBlender):
 
     Args:
         walk: Through the model's layers.
-        rotary: Its angles.
+        rotary: Angles of the model.
         cache: With the blocks.
-        pairs: Of each layer's keys.
+        pairs: Pairs of turned elements in each layer's keys.
     """
 
     def __init__(self, walk: PartialForward, rotary: Rotary, cache: PagedKVCache, *, pairs: tuple[Pairs, ...]) -> None:
@@ -112,7 +112,7 @@ def shares(ratio: float, num_layers: int) -> dict[int, float]:
 
     Args:
         ratio: Asked for, 0 .. 1.
-        num_layers: Of the model.
+        num_layers: Number of layers of the model.
     """
     found = {i: min(1.0, ratio * extra) for i, extra in enumerate(_EXTRA, 1) if i < num_layers - 1}
     return {**found, num_layers - 1: ratio}
@@ -122,7 +122,7 @@ class _Blend:
     """One order on its way through the layers; attends for the tokens that are left.
 
     Args:
-        order: What is to be done.
+        order: Order to carry out.
         cache: Where.
         rotary: For the chunks' new positions.
     """
@@ -161,9 +161,9 @@ class _Blend:
 
         Args:
             layer_index: The module's ``layer_idx``.
-            keys: Of the tokens on the way, ``[m, KV, D]``.
+            keys: Keys of the tokens that reached this layer, ``[m, KV, D]``.
             values: The same.
-            share: Of those that need not, so many go on.
+            share: Share of the tokens that are not forced to go on and do.
         """
         slots = self._slots(self.positions)
         stored = (cache.flatten(0, 1).index_select(0, slots) for cache in self._cache.layer(layer_index))

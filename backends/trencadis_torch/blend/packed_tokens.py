@@ -19,12 +19,12 @@ class PackedTokens:
     """Layout of a token's bytes.
 
     Args:
-        layers: Of the model.
-        pairs: Of each layer's keys.
+        layers: Attention layers of the model.
+        pairs: Pairs of turned elements in each layer's keys.
         block_size: Tokens per block.
 
     Attributes:
-        token_bytes: Of one token.
+        token_bytes: Size of one token, in bytes.
     """
 
     def __init__(self, layers: tuple[AttentionLayer, ...], pairs: tuple[Pairs, ...], *, block_size: int) -> None:
@@ -43,7 +43,7 @@ class PackedTokens:
             blocks: ``[n, block_bytes]``.
             skip: Tokens of the first block that are left out.
             num_tokens: How many.
-            angles: Of their positions, on the host.
+            angles: Angles of the tokens' positions, on the host.
         """
         packed = np.empty((num_tokens, self.token_bytes), np.uint8)
         first = 0

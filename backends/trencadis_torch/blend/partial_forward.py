@@ -30,7 +30,7 @@ class Walkers:
 
     Attributes:
         hidden: ``[1, T, hidden size]``.
-        arguments: What every layer gets besides.
+        arguments: Further arguments of every layer.
     """
 
     hidden: torch.Tensor
@@ -51,10 +51,10 @@ class PartialForward:
     """Calls layers.
 
     Args:
-        model: Of transformers, with the paged attention switched on.
+        model: Model of transformers, with the paged attention switched on.
 
     Raises:
-        BackendError: Its layers are not where they are looked for.
+        BackendError: The model's layers are not where they are looked for.
     """
 
     def __init__(self, model: Any) -> None:
@@ -107,7 +107,7 @@ class PartialForward:
         """Return tokens after a layer.
 
         Args:
-            index: Of the layer.
+            index: Index of the layer.
             walkers: In front of it.
             attention: Attends for them.
         """

@@ -34,7 +34,7 @@ class Angles:
     """Cosines and sines of some positions, one for each pair.
 
     Args:
-        cos: As the model's module gives it, float32 ``[T, R]``; each value stands there twice.
+        cos: Cosines that the model's module gives, float32 ``[T, R]``; each value stands there twice.
         sin: The same.
     """
 
@@ -50,7 +50,7 @@ class Rotary:
     """The rotary module of a model, always called in float32.
 
     Args:
-        model: Of transformers.
+        model: Model of transformers.
 
     Raises:
         BackendError: It has no such module, or one whose angles do not depend on the position alone.
@@ -91,7 +91,7 @@ def rotate(keys: torch.Tensor, angles: Angles, pairs: Pairs) -> torch.Tensor:
 
     Args:
         keys: float32 ``[T, KV, D]``.
-        angles: Of their positions.
+        angles: Angles of the tokens' positions.
         pairs: The model's habit.
 
     Source: rotary embedding, arXiv:2104.09864, equation 34.

@@ -22,14 +22,14 @@ class HostParts:
     """The bytes of all blocks, zeros at first. Any thread may copy; the caller ensures that the blocks are not in use elsewhere.
 
     Args:
-        row_bytes: Of one block in each part; keys of all layers, then values of as many.
+        row_bytes: Size of one block in each part; keys of all layers, then values of as many.
         num_blocks: How many.
 
     Raises:
         MemoryError: No room.
 
     Attributes:
-        rows: Of each part, uint8 ``[num_blocks, row bytes]``.
+        rows: Bytes of each part, uint8 ``[num_blocks, row bytes]``.
     """
 
     def __init__(self, row_bytes: Sequence[int], num_blocks: int) -> None:
@@ -60,7 +60,7 @@ class HostParts:
         """Copy the keys, then the values, of one layer out.
 
         Args:
-            place: Of the layer, counted from 0.
+            place: Place of the layer, counted from 0.
             blocks: Ids, ``[n]``.
             out: uint8 ``[n, bytes of both]``.
         """

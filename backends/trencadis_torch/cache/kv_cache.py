@@ -31,10 +31,10 @@ class AttentionLayer:
     Attributes:
         index: The module's ``layer_idx``.
         num_kv_heads: Heads of keys and values.
-        key_dim: Of one head.
-        value_dim: Of one head; differs from ``key_dim`` in latent attention.
+        key_dim: Key dimension of one head.
+        value_dim: Value dimension of one head; differs from ``key_dim`` in latent attention.
         window: A query sees this many tokens, itself included; 0 sees all.
-        dtype: Of keys and values in the cache.
+        dtype: Data type of keys and values in the cache.
     """
 
     index: int
@@ -55,7 +55,7 @@ def stored_layers(layers: tuple[AttentionLayer, ...], kv_dtype: str) -> tuple[At
     """Return the layers with the dtype that the cache shall have. Pure.
 
     Args:
-        layers: As the model computes them.
+        layers: Attention layers with the dtypes that the model computes.
         kv_dtype: ``auto``, which changes nothing, or a name of ``STORED_DTYPES``.
     """
     if kv_dtype == "auto":
@@ -83,7 +83,7 @@ class PagedKVCache(KVPool):
     Attributes:
         kernels: Whose low bits the content has.
         sums: See :class:`KVLayout`.
-        first_head: Of the KV heads held here, counted over all ranks.
+        first_head: First KV head held here, counted over all ranks.
         make_blender: Makes what :meth:`blender` returns; None where nothing blends.
     """
 
@@ -278,7 +278,7 @@ class PagedKVCache(KVPool):
 
         Args:
             blocks: int64 ``[n]``, none twice but the padding block.
-            contents: Of each of ``parts``.
+            contents: Contents of each of ``parts``.
         """
         for cache, content in zip(self.parts, contents, strict=True):
             cache.index_copy_(0, blocks, content)
@@ -305,7 +305,7 @@ class KernelPass(Protocol):
             keys: ``[T, KV, D]``.
             values: ``[T, KV, Dv]``.
             output: Written to, ``[T, H, Dv]``, contiguous, the dtype of ``query``.
-            options: Of the layer.
+            options: Options of the layer.
         """
         ...
 

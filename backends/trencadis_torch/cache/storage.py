@@ -37,7 +37,7 @@ def encode(new: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     Args:
         new: ``[..., D]``.
-        dtype: Of the cache.
+        dtype: Data type of the cache.
     """
     if dtype is torch.int8:
         scale = new.float().abs().amax(-1, keepdim=True) / _LEVELS

@@ -43,7 +43,7 @@ class Recorder(ABC):
 
         Args:
             run: To be captured.
-            what: Its name in errors.
+            what: Name of the captured part in errors.
 
         Raises:
             BackendError: No graph could hold it.
@@ -74,7 +74,7 @@ class CudaRecorder(Recorder):
     """Captures with CUDA, in a stream of its own.
 
     Args:
-        device: Of the model.
+        device: Device of the model.
 
     Source: "CUDA Graphs", notes of PyTorch on CUDA semantics: warm-up and capture in one side stream, one pool for graphs that are
     replayed in turns.

@@ -20,8 +20,8 @@ def choose_mode(config: TorchConfig, *, device: torch.device, clock: Clock) -> B
     """Return the mode that a configuration asks for; of the others nothing is imported.
 
     Args:
-        config: Its keys go together.
-        device: Of the model.
+        config: Configuration of the backend, its keys checked against each other.
+        device: Device of the model.
         clock: For the duration of a warm-up.
 
     Raises:

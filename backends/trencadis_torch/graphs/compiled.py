@@ -49,8 +49,8 @@ class CompiledMode(BucketMode):
     """Compiled graphs of one backend.
 
     Args:
-        config: Of the backend.
-        device: Its.
+        config: Configuration of the backend.
+        device: Device of the backend.
         clock: For the duration of the warm-up.
 
     Attributes:
@@ -333,7 +333,7 @@ class CompileCounts:
 
     Attributes:
         num_graphs: Functions that it made graphs of.
-        num_from_disk: Of these, graphs whose code lay on disk.
+        num_from_disk: Number of these graphs whose code lay on disk.
     """
 
     num_graphs: int

@@ -63,8 +63,8 @@ class GraphInputs(ModelInputs):
     """A pass that is replayed.
 
     Attributes:
-        graph: Of its bucket.
-        facts: Of its sequences, int64 ``[3, B]`` on the host.
+        graph: Graph of the bucket.
+        facts: Facts of the sequences, int64 ``[3, B]`` on the host.
     """
 
     graph: BucketGraph
@@ -102,7 +102,7 @@ class BucketGraph:
         """Return the logits ``[B × Q, V]`` at some tokens; valid until the next graph is replayed.
 
         Args:
-            facts: Of the sequences, ``[3, B]``.
+            facts: Facts of the sequences, ``[3, B]``.
             tokens: Indices into the pass, ``[B × Q]``.
         """
         fill(self._inputs, np.concatenate([facts.ravel(), tokens]))
@@ -153,7 +153,7 @@ class BucketGraphs:
         Args:
             buckets: All that will be used.
             run: Runs one as it is.
-            progress: As in ``Backend.warm_up``.
+            progress: Progress callback; see ``Backend.warm_up``.
 
         Raises:
             BackendError: The model does something that no graph can hold.
@@ -251,14 +251,14 @@ class GraphRunner(PassRunner):
     """A model with rows, a cache and graphs, in the padded layout.
 
     Args:
-        model: Of transformers, with the paged attention switched on.
+        model: Model of transformers, with the paged attention switched on.
         rows: Tokens and block tables.
         cache: Keys and values.
         recorder: Captures.
         watch: Counts.
 
     Attributes:
-        graphs: What was captured.
+        graphs: Graphs captured so far.
     """
 
     def __init__(self, model: Any, *, rows: Rows, cache: PagedKVCache, recorder: Recorder, watch: CaptureWatch) -> None:
@@ -300,8 +300,8 @@ class CudaGraphMode(BucketMode):
     """Captured graphs of one backend.
 
     Args:
-        config: Of the backend.
-        device: Its.
+        config: Configuration of the backend.
+        device: Device of the backend.
 
     Raises:
         BackendError: The device does not capture in this way.

@@ -65,7 +65,7 @@ class BucketMode:
             report: Without graphs.
             max_num_batched_tokens: Tokens of the largest step.
             max_num_seqs: Sequences of the largest decode.
-            logits_bytes: Of such a decode.
+            logits_bytes: Size of the logits of such a decode.
         """
         return report
 
@@ -94,7 +94,7 @@ class BucketMode:
         Args:
             buckets: All that will be used.
             run: Runs one on padding.
-            progress: As in ``Backend.warm_up``.
+            progress: Progress callback; see ``Backend.warm_up``.
 
         Raises:
             BackendError: The model cannot become graphs, or one of them computes something else.

@@ -150,7 +150,7 @@ def kernel_attention(query: torch.Tensor, *arguments: Any, options: AttentionOpt
     Args:
         query: ``[T, H, D]``.
         arguments: New keys, new values, the cache's keys, its values, tables, slots, sequences, window.
-        options: Of the layer.
+        options: Options of the layer.
     """
     compiling = torch.compiler.is_compiling()
     attend: Callable[..., torch.Tensor] = functools.partial(_op, "attend") if compiling else _attend

@@ -27,7 +27,7 @@ class SyncGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises at operations within a ``with`` block that a capture could not hold.
 
     Args:
-        what: What is to be captured, for the error.
+        what: Name of the captured part, for the error.
 
     Raises:
         BackendError: At the first such operation.
@@ -69,8 +69,8 @@ def refusal(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> str |
 
     Args:
         func: The operation, an ``OpOverload``.
-        args: Of the call.
-        options: Of the call, by name.
+        args: Positional arguments of the call.
+        options: Keyword arguments of the call.
     """
     name = func.overloadpacket.__name__
     if name in _INDEXING:

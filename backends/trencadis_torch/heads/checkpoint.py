@@ -37,14 +37,14 @@ class HeadFiles:
     """A head's configuration and weights.
 
     Attributes:
-        path: Its directory.
+        path: Directory of the head.
         layer: Configuration of its layer, as that of a Llama.
         num_states: S.
         state_layers: Layers of the model whose inputs are these hidden states, ascending; empty: the usual three.
         keeps_normed: The residual beside attention is the hidden state after its norm; else the one before.
         weights: By name, such as ``layers.0.self_attn.q_proj.weight``.
         target_ids: Token of the model for each draft token, int64 ``[V]``; None: the same number.
-        fingerprint: Of its files.
+        fingerprint: Fingerprint of the head's files.
     """
 
     path: Path
@@ -61,7 +61,7 @@ def read_head(path: str, *, hidden_size: int, vocab_size: int) -> HeadFiles:
     """Return a head.
 
     Args:
-        path: Its directory.
+        path: Directory of the head.
         hidden_size: T.
         vocab_size: Tokens of the model.
 

@@ -42,11 +42,11 @@ class Eagle(nn.Module):
     """The head, on the model's device.
 
     Args:
-        files: Its weights.
+        files: Files with the head's weights.
         model: Whose hidden states it reads; lends embeddings and output projection where the files have none.
         layer_index: Number of its layer in the KV cache.
         native: Kernels for a CPU and float32; None: PyTorch's.
-        cache_dtype: Of keys and values in the cache; None: as computed.
+        cache_dtype: Data type of keys and values in the cache; None: the one that is computed.
 
     Attributes:
         layer: The layer of the KV cache that holds its keys and values.

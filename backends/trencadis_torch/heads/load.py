@@ -53,11 +53,11 @@ def load_head(
     The number behind that of the last layer stands for what the last layer gives.
 
     Args:
-        path: Its directory, or ``mtp``: it comes with the model.
+        path: Directory of the head, or ``mtp``: it comes with the model.
         files: The model's.
-        model: Of transformers, loaded.
+        model: Model of transformers, loaded.
         native: Kernels for a CPU; None: PyTorch's.
-        cache_dtype: Of keys and values in the cache; None: as computed.
+        cache_dtype: Data type of keys and values in the cache; None: the one that is computed.
 
     Raises:
         ModelLoadError: It is of another kind, or was not made for such a model.

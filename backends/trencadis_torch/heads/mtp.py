@@ -45,10 +45,10 @@ class MtpHead:
     """The head, on the model's device.
 
     Args:
-        mtp: Of transformers, filled.
+        mtp: Module of transformers, its weights loaded.
         norm: The model's last one.
         layer_index: Number of its layer in the KV cache.
-        cache_dtype: Of keys and values in the cache; None: as computed.
+        cache_dtype: Data type of keys and values in the cache; None: the one that is computed.
 
     Attributes:
         layer: The layer of the KV cache that holds its keys and values.
@@ -141,8 +141,8 @@ def load_mtp(files: ModelFiles, model: Any, *, cache_dtype: torch.dtype | None) 
 
     Args:
         files: The model.
-        model: Of transformers, loaded; lends embeddings and output projection.
-        cache_dtype: Of keys and values in the cache; None: as computed.
+        model: Model of transformers, loaded; lends embeddings and output projection.
+        cache_dtype: Data type of keys and values in the cache; None: the one that is computed.
 
     Raises:
         ModelLoadError: There is none, it is of another kind, or weights are missing; says what and what to do.

@@ -16,14 +16,11 @@ class LayerInputs:
     """Watches some layers of a model.
 
     Args:
-        model: Of transformers.
+        model: Model of transformers.
         layers: Their numbers; that behind the last one's stands for what the last layer gives.
 
     Raises:
         ModelLoadError: The model has no such layers in a row.
-
-    Attributes:
-        layers: As given.
     """
 
     def __init__(self, model: Any, layers: tuple[int, ...]) -> None:

@@ -33,7 +33,7 @@ class Frequencies:
 
     Attributes:
         frequencies: Radians from one position to the next, float32 ``[R / 2]``.
-        scale: Of cosines and sines.
+        scale: Factor of cosines and sines.
     """
 
     frequencies: torch.Tensor
@@ -53,7 +53,7 @@ class ModuleAngles:
     Attributes:
         rotary: The module.
         arguments: More of its arguments: the kind of layer.
-        spread: As of :class:`~trencadis_torch.linear.heads.Heads`.
+        spread: Order of angles; see :class:`~trencadis_torch.linear.heads.Heads`.
         once: The same.
     """
 
@@ -73,8 +73,8 @@ def simplified(angles: ModuleAngles, num_positions: int) -> AngleSource:
     """Return the frequencies of a module that reproduce its angles, or the angles as they are. Pure.
 
     Args:
-        angles: Of the module.
-        num_positions: Of the longest text.
+        angles: Angles of the module.
+        num_positions: Number of positions of the longest text.
     """
     near = torch.arange(min(num_positions, _COMPARED))
     far = torch.linspace(0, num_positions - 1, min(num_positions, _COMPARED), dtype=torch.float64).long()
@@ -103,7 +103,7 @@ class Angles:
     Attributes:
         source: Computes them.
         scales: Factors of queries by position; None: there are none.
-        cosines: Of the positions so far, float32 ``[T, R]``.
+        cosines: Cosines of the positions so far, float32 ``[T, R]``.
         sines: The same.
         query_scales: The factors, float32 ``[T]``; None: there are none.
     """

@@ -77,13 +77,13 @@ class FusedDecoder:
 
     Attributes:
         native: The library.
-        structure: What it reads; refers to the memory of ``held``.
-        attention: Of each layer.
-        angles: Of positions; layers name theirs by its place here.
+        structure: Structure that the library reads; refers to the memory of ``held``.
+        attention: Attention of each layer.
+        angles: Angles of positions; layers name theirs by its place here.
         vocab_size: V.
         intermediate_size: I, of the widest layer.
         wide: Floats of a row between two operations that are not one; 0: all are.
-        num_products: Of a token, how many numbers are multiplied by a weight in one of its operations, on average.
+        num_products: Number of numbers of a token that are multiplied by a weight in one of its operations, on average.
         ending: Scale and soft cap that turn the output projection's values into logits.
         held: Whose memory that is.
     """
@@ -104,7 +104,7 @@ def attach(model: Any, decoder: FusedDecoder | None, why: str = "") -> None:
     """Let a model's passes run in one call from now on; None: layer by layer again.
 
     Args:
-        model: Of transformers.
+        model: Model of transformers.
         decoder: Read off it.
         why: It runs layer by layer, in words.
     """
@@ -135,7 +135,7 @@ def read_decoder(model: Any, native: NativeDecoder, *, panel: int) -> FusedDecod
     """Return a model's decoder. Its attention is switched to one that attends to nothing.
 
     Args:
-        model: Of transformers, its modules packed and fused.
+        model: Model of transformers, its modules packed and fused.
         native: The library.
         panel: Outputs that packed layers store together.
 

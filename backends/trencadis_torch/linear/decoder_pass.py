@@ -37,7 +37,7 @@ class DecoderPasses:
     """A decoder over a cache, one pass at a time.
 
     Args:
-        decoder: Its weights.
+        decoder: Decoder with the model's weights.
         cache: Read and written; it has a kernel that attends over it.
     """
 
@@ -223,8 +223,8 @@ def pass_bytes(decoder: FusedDecoder, num_tokens: int) -> int:
     """Return the bytes of the buffers for a pass, but those of logits and of attention. Pure.
 
     Args:
-        decoder: Its weights.
-        num_tokens: Of the pass.
+        decoder: Decoder with the model's weights.
+        num_tokens: Number of tokens of the pass.
     """
     _, scratch_floats = decoder.native.sizes(decoder.structure)
     inputs = num_tokens * 3 * 8  # tokens, positions and slots

@@ -86,11 +86,11 @@ class Routing:
     Attributes:
         num_experts: E.
         num_chosen: C: those with the best scores.
-        score: Of logits.
+        score: Function from logits to scores.
         correction: Added to scores where experts are chosen, not where they weigh, float32 ``[E]``; None: nothing is.
         normalises: Weights are divided by their sum.
         scale: Then multiplied by this.
-        grouping: Of experts; None: all may be chosen.
+        grouping: Groups of experts, few of which are chosen from; None: all may be chosen.
 
     Sources: Mixtral, arXiv:2401.04088, section 2.1; the correction, DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
     """
@@ -241,11 +241,6 @@ class PackedExperts(nn.Module):
         sizes: E, H and I.
         activated: How gates and values become one.
         native: The library.
-
-    Attributes:
-        gates: As given.
-        values: As given.
-        down: As given.
     """
 
     def __init__(
@@ -306,11 +301,11 @@ class FusedMixture(nn.Module):
         native: The library.
 
     Attributes:
-        router: As given.
-        routing: As given, its correction a parameter.
+        router: Module that gives logits.
+        routing: Rule by which experts follow from logits, its correction a parameter.
         routed: The experts.
-        beside: As given.
-        gate: As given.
+        beside: MLP beside the experts, or None.
+        gate: Gate of that MLP, or None.
     """
 
     def __init__(

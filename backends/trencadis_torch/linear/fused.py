@@ -55,17 +55,14 @@ class FusedNorm(nn.Module):
     """Norm over the last axis: by the root mean square, or by mean and variance.
 
     Args:
-        weight: What the normed values are multiplied by, ``[size]``.
+        weight: Factors of the normed values, ``[size]``.
         eps: Added to the mean square, or to the variance.
         native: The kernels.
         bias: Added in the end, or None.
         centred: By mean and variance.
 
     Attributes:
-        weight: As given, a parameter: it is small, and tells the model's dtype and device.
-        bias: As given.
-        eps: As given.
-        centred: As given.
+        weight: Factors as a parameter: it is small, and tells the model's dtype and device.
     """
 
     def __init__(
@@ -97,15 +94,12 @@ class FusedMLP(nn.Module):
     Args:
         gate_up: Both side by side, or up alone.
         down: Back.
-        activation: Its number in ``ACTIVATIONS``.
+        activation: Number of the function in ``ACTIVATIONS``.
         native: The kernels.
         gated: Whether there are gates.
 
     Attributes:
-        gate_up: As given.
-        down_proj: As given.
-        activation: As given.
-        gated: As given.
+        down_proj: Projection back to the hidden size.
     """
 
     def __init__(
@@ -143,18 +137,17 @@ class RotaryAttention(nn.Module):
         qkv: Queries, keys and values side by side.
         out: Back to the hidden size.
         original: The module it stands for, whose configuration and place it takes.
-        options: What the original hands to attention besides tensors.
+        options: Options that the original hands to attention besides tensors.
         unused: Names of what the original is given and does not hand on, a cache among them: each release of
             transformers has names of its own.
         heads: Sizes, norms and the way of turning.
         native: The kernels.
 
     Attributes:
-        qkv: As given.
         o_proj: Back to the hidden size.
-        heads: As given, its norms parameters.
+        heads: Sizes, norms as parameters, and the way of turning.
         head_dim: D.
-        options: What attention is told besides tensors.
+        options: Options that attention gets besides tensors.
     """
 
     OF_ORIGINAL: ClassVar = ("config", "_attention_functions")

@@ -38,12 +38,12 @@ class Heads:
         head_dim: D.
         query_norm: Weights, ``[D]``, or ``[H D]`` if all are normed as one; None: there is no norm.
         key_norm: The same of the keys.
-        eps: Of both norms.
+        eps: Number that both norms add to the mean square.
         how: Norms and rotation.
         spread: Whether angles come as [a, a, b, b]; else as [a, b, a, b].
         once: Whether they come as [a, b], once for both elements that are turned together.
         turns: Whether heads are turned at all.
-        scales: Of queries by their positions, behind all that; None: there are none.
+        scales: Scales of queries by their positions, applied last; None: there are none.
     """
 
     num_heads: int
@@ -80,10 +80,10 @@ def in_order(
     """Return cosines and sines as kernels take them, ``[..., R]`` each. Pure.
 
     Args:
-        cosines: As a module gives them.
+        cosines: Cosines in the module's order.
         sines: The same.
-        spread: As of :class:`Heads`.
-        once: As of :class:`Heads`.
+        spread: Order of angles; see :class:`Heads`.
+        once: Whether angles come once; see :class:`Heads`.
     """
     if once:
         return torch.cat([cosines, cosines], -1), torch.cat([sines, sines], -1)

@@ -158,7 +158,7 @@ class Native:
         """Return weights ``[N, K]``, all float32 or all bfloat16, the outputs of several side by side.
 
         Args:
-            weights: Of each layer.
+            weights: Weights of each layer.
             bias: float32, of all outputs, or None.
             rounds_rows: Rows are rounded to bfloat16, as weights are, before they meet them.
         """
@@ -207,16 +207,16 @@ class Native:
         """Return weights ``[N, K]`` of a byte or half of one, with the scale of each group; several side by side.
 
         Args:
-            weights: Of each layer, or of some of its outputs: values, uint8 ``[N, K]``, then scales, float16 ``[N, K / G]``, then, if
-                ``zero`` is negative, minimums. Taken one at a time.
+            weights: Weights of each layer, or of some of its outputs: values, uint8 ``[N, K]``, then scales, float16
+                ``[N, K / G]``, then, if ``zero`` is negative, minimums. Taken one at a time.
             num_inputs: K.
             kind: Name in :data:`KINDS`.
             group: G.
-            zero: As in :class:`Packed`; 0 for floats.
+            zero: Zero point; see :class:`Packed`; 0 for floats.
             scales: float32, of all outputs.
             bias: float32, of all outputs, or None.
-            levels: As in :class:`Packed`.
-            order: As in :class:`Packed`.
+            levels: Table of levels; see :class:`Packed`.
+            order: Order of inputs; see :class:`Packed`.
         """
         packed, at = self._room(
             len(scales), num_inputs, KINDS[kind], group, zero, scales=scales, bias=bias, levels=levels, order=order
@@ -264,7 +264,7 @@ class Native:
         Args:
             ids: int64 ``[...]``.
             packed: Weights.
-            scale: Of the result.
+            scale: Factor of the result.
 
         Raises:
             IndexError: There is no such row.
@@ -432,7 +432,7 @@ def check_quantization(quantization: str, device: torch.device, dtype: str) -> N
 
     Args:
         quantization: That was asked for: ``int8`` or ``int4``.
-        device: Of the model.
+        device: Device of the model.
         dtype: That was asked for.
 
     Raises:

@@ -93,9 +93,6 @@ class PackedLinear(FusedLinear):
         packed: They.
         form: In words.
         native: The library.
-
-    Attributes:
-        packed: As given.
     """
 
     def __init__(self, packed: Packed, form: str, native: Native) -> None:
@@ -162,10 +159,7 @@ class RowsEmbedding(nn.Module):
 
     Args:
         head: The output projection, or another packed matrix ``[N, K]``.
-        scale: Of the embeddings.
-
-    Attributes:
-        scale: As given.
+        scale: Factor of the embeddings.
     """
 
     def __init__(self, head: PackedLinear, scale: float) -> None:
@@ -224,7 +218,7 @@ def held_of(layer: nn.Linear, quantization: str = "none") -> HeldWeight:
     """Return a layer's weight as it is, or rounded.
 
     Args:
-        layer: Of PyTorch.
+        layer: Layer of PyTorch.
         quantization: ``none``, ``int8``, or ``int4``, which is int8 where inputs cannot be cut into groups.
     """
     weight = layer.weight.detach()

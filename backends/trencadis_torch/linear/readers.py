@@ -64,7 +64,7 @@ class Pack(Protocol):
 
         Args:
             layers: They.
-            order: Of a layer alone, which outputs it gives, int64 ``[N]``; None: all as they are.
+            order: Outputs of a single layer, in the order in which they are given, int64 ``[N]``; None: all as they are.
         """
         ...
 

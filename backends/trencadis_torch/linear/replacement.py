@@ -84,8 +84,8 @@ def replace_modules(
     """Replace modules of a decoder in place; float32, on the CPU.
 
     Args:
-        model: Of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
-        quantization: What weights are rounded to: ``none``, ``int8`` or ``int4``; the latter two need ``native``.
+        model: Model of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
+        quantization: Rounding of weights: ``none``, ``int8`` or ``int4``; the latter two need ``native``.
         native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
         together: Asked for each module that sums over ranks: all replace it or none, so that all go on with the same sums.
     """
@@ -119,11 +119,11 @@ class Replacing:
     """Replaces modules of a decoder in place, all at once or layer by layer, as they have been watched.
 
     Args:
-        model: Of transformers.
+        model: Model of transformers.
         pack: Packs linear layers that have the same input.
         hold: Gives a matrix of an expert the form in which it is held; None: experts stay as they are.
         native: The compiled library; None: nothing is fused.
-        together: As of :func:`replace_modules`.
+        together: Agreement between ranks; see :func:`replace_modules`.
         keep: Called with each linear layer that stays as it is.
     """
 
@@ -260,9 +260,9 @@ def fuse_modules(model: Any, *, kernels: FusedKernels, together: Together | None
     """Replace norms, gated MLPs and rotary attentions of a decoder in place, any dtype; linear layers stay PyTorch's.
 
     Args:
-        model: Of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
-        kernels: Of the model's device.
-        together: As in :func:`replace_modules`.
+        model: Model of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
+        kernels: Kernels of the model's device.
+        together: Agreement between ranks; see :func:`replace_modules`.
     """
     (seen, reads), num_fused = _watch(model), 0
     for name in [name for name, _ in candidates(model)]:
@@ -298,8 +298,8 @@ def fuse_decoder(
     """Let passes of a plain decoder run in one call, if it gives the logits that its modules give; returns whether it does.
 
     Args:
-        model: Its modules are replaced. The paged attention is switched on afterwards.
-        layers: Its attention layers, as the model computes them.
+        model: Model with replaced modules. The paged attention is switched on afterwards.
+        layers: Attention layers, as the model computes them.
         kernel: That attends over the cache; if it is not the compiled one, nothing is fused.
         native: The library of its linear layers; None: the same.
     """
@@ -431,7 +431,7 @@ def rounds_rows(model: Any) -> bool:
     """Return whether a layer of a model rounds its inputs to int8, as those with weights of integers do. Pure.
 
     Args:
-        model: Of transformers, its modules replaced.
+        model: Model of transformers, its modules replaced.
     """
     return any(isinstance(part, PackedLinear) and part.packed.scales is not None for part in _packed_parts(model))
 
@@ -440,7 +440,7 @@ def rounds_to_bfloat16(model: Any) -> bool:
     """Return whether a layer of a model rounds its inputs to bfloat16. Pure.
 
     Args:
-        model: Of transformers, its modules replaced.
+        model: Model of transformers, its modules replaced.
     """
     return any(
         isinstance(part, PackedLinear) and part.packed.kind == KINDS["bfloat_pairs"] for part in _packed_parts(model)
@@ -451,7 +451,7 @@ def forms_of(model: Any) -> str:
     """Return the forms in which a model's weights are held, in words, that of the most bytes first. Pure.
 
     Args:
-        model: Of transformers, its modules replaced.
+        model: Model of transformers, its modules replaced.
     """
     sizes: Counter[str] = Counter()
     for part in {id(part): part for part in _packed_parts(model)}.values():

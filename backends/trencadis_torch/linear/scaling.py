@@ -32,7 +32,7 @@ def query_scales(module: Any, seen: Watched, inputs: Sequence[Any], last: Any) -
     Args:
         module: The attention, whose weights are not used.
         seen: A call of it.
-        inputs: Its projections of queries, keys and values.
+        inputs: Projections of queries, keys and values.
         last: The one back.
     """
     if not isinstance(seen.options.get("position_ids"), torch.Tensor):

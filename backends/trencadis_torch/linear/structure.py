@@ -72,14 +72,14 @@ class LayerParts:
     """Parts of a layer, each in its place.
 
     Attributes:
-        attention: Its attention.
-        mlp: Its MLP, or its mixture of experts.
+        attention: Attention module.
+        mlp: MLP, or mixture of experts.
         attention_norm: Before attention.
         attended_norm: Behind it.
         mlp_norm: Before the MLP.
         projected_norm: Behind it.
-        order: Of the sums.
-        attended_scale: What attention's output is multiplied by before it is added.
+        order: Order of the sums.
+        attended_scale: Factor of attention's output before it is added.
         projected_scale: The same of the MLP's.
         angles: Cosines and sines that attention was given, ``[T, R]`` each; None: it does not turn.
     """
@@ -125,12 +125,12 @@ class Seen:
     """What a model's modules got and gave in one forward; its attention is switched to one that attends to nothing.
 
     Args:
-        model: Of transformers, its modules packed and fused.
+        model: Model of transformers, its modules packed and fused.
 
     Attributes:
         calls: By name of a module.
         names: By id of a module.
-        logits: Of the model.
+        logits: Logits of the model.
         numbers: In its configuration and modules: what a multiplier may be.
 
     Raises:
@@ -240,7 +240,7 @@ def scale_between(of: torch.Tensor, to: torch.Tensor, numbers: Iterable[float]) 
     Args:
         of: The one.
         to: The other.
-        numbers: Of these, the one that gives the same bits is taken, or one over it.
+        numbers: Candidates: the one that gives the same bits is taken, or one over it.
     """
     if of.shape != to.shape:
         return None
@@ -270,7 +270,7 @@ def read_layer(layer: nn.Module, seen: Seen) -> LayerParts:
 
     Args:
         layer: A layer.
-        seen: Of its model.
+        seen: Record of the model's forward.
 
     Raises:
         OtherwiseError: It is put together in another way.
@@ -348,7 +348,7 @@ def read_ending(projected: torch.Tensor, logits: torch.Tensor, numbers: tuple[fl
     Args:
         projected: The values.
         logits: The model's.
-        numbers: Of its configuration and modules.
+        numbers: Numbers of the model's configuration and modules.
 
     Raises:
         OtherwiseError: Something else does.

@@ -31,7 +31,7 @@ def is_encoder(config: Any) -> bool:
     else transformers knows a masked-language head for, is an encoder. Encoder-decoders are neither, and refused as decoders.
 
     Args:
-        config: Of transformers.
+        config: Configuration of transformers.
     """
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -84,7 +84,7 @@ def check_padding(embedder: EncoderEmbedder, *, name: str, exact: bool) -> None:
 
     Args:
         embedder: A model and its pooling.
-        name: Of its architecture, for the error.
+        name: Name of the architecture, for the error.
         exact: It computes in float32.
 
     Raises:

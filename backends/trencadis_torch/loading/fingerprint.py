@@ -56,7 +56,7 @@ def quantised_fingerprint(plain: str, quantization: str) -> str:
     """Return the digest of a model whose weights were rounded after loading; empty where there is none. Pure.
 
     Args:
-        plain: Of its files.
+        plain: Fingerprint of the model's files.
         quantization: How.
     """
     if not plain:

@@ -171,7 +171,7 @@ def _rotary_scaling(file: GgufFile, settings: Mapping[str, Any]) -> dict[str, An
     """Return how rotary embeddings are scaled; empty: they are not.
 
     Raises:
-        ModelLoadError: As transformers cannot scale them.
+        ModelLoadError: Transformers cannot scale them in the file's way.
     """
     own = _own(file)
     given = {name: own[f"rope.scaling.{key}"] for key, name in _SCALING.items() if f"rope.scaling.{key}" in own}

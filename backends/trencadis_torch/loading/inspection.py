@@ -38,7 +38,7 @@ def attention_layers(model: Any, *, own: range | None = None) -> tuple[Attention
     """Return the attention layers of a model in layer order; runs one forward of four tokens.
 
     Args:
-        model: Of transformers.
+        model: Model of transformers.
         own: Layers that are computed here, where others are another rank's; None: all.
 
     Raises:
@@ -68,7 +68,7 @@ def check_takes_positions(model: Any) -> None:
     """Refuse a model whose state or positions no paged cache can keep. Pure.
 
     Args:
-        model: Of transformers.
+        model: Model of transformers.
 
     Raises:
         ModelLoadError: With the reason.
@@ -84,9 +84,9 @@ def in_order(model: Any, found: dict[int, AttentionLayer], own: range | None = N
     """Return attention layers in layer order. Pure.
 
     Args:
-        model: Of transformers.
-        found: What a forward found, by ``layer_idx``.
-        own: As of :func:`attention_layers`.
+        model: Model of transformers.
+        found: Layers that a forward found, by ``layer_idx``.
+        own: Layers of this rank; see :func:`attention_layers`.
 
     Raises:
         ModelLoadError: Layers are missing that would have to be there.
@@ -139,8 +139,8 @@ def note_layer(
         module: The module.
         key: ``[B, KV, T, D]``.
         value: ``[B, KV, T, Dv]``.
-        window: As :func:`window_of` returns it; None: there is no mask.
-        options: What the module passes besides.
+        window: Window that :func:`window_of` returns; None: there is no mask.
+        options: Further arguments of the module's call.
 
     Raises:
         ModelLoadError: The layer cannot be paged.
@@ -237,7 +237,7 @@ def encoder_facts(model: Any, max_seq_length: int) -> ModelFacts:
     """Return the facts the engine needs about a model that only embeds. Pure.
 
     Args:
-        model: Of transformers.
+        model: Model of transformers.
         max_seq_length: Longest text its files allow, tokens; 0: they name none.
     """
     longest = min(max_positions(model.config.get_text_config()), _num_positions(model))

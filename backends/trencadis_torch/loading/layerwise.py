@@ -99,8 +99,8 @@ class LoadedDecoder:
 
     Attributes:
         model: Packed, in evaluation mode; its attention has to be switched.
-        layers: Its attention layers.
-        replacement: What was replaced.
+        layers: Attention layers of the model.
+        replacement: Record of the replaced modules.
         expected: Logits that its original modules gave, ``[L, V]`` of each sequence of the check.
         num_parameters: Before it was packed.
     """
@@ -126,14 +126,14 @@ def load_layerwise(
 
     Args:
         files: The model.
-        source: Its weights.
+        source: Weights of the checkpoint.
         holding: The form in which matrices are held.
         native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
         prepare: Called with the model before any weight is read.
         share: This rank, of several; None: there is one.
 
     Raises:
-        NotLayerwiseError: Its code does something that needs the whole model; on every rank, if on one.
+        NotLayerwiseError: The model's code does something that needs the whole model; on every rank, if on one.
         ModelLoadError: Weights are missing, or the architecture cannot be served; the message names which.
     """
     begin = functools.partial(_begin, files, source, prepare, share)
@@ -244,9 +244,9 @@ class _Place:
     """One weight of the model, and all modules that have it.
 
     Attributes:
-        names: Of the weight, by each module.
+        names: Names of the weight, by each module.
         owners: The modules, and the weight's name there.
-        shape: Of the weight.
+        shape: Shape of the weight.
         is_linear: Each of them is a linear layer, and this is its matrix.
         is_stack: These are the matrices of a layer's experts.
     """
@@ -304,7 +304,7 @@ class _Loading:
 
     Args:
         model: The skeleton.
-        weights: What it is filled with.
+        weights: Weights that the skeleton is filled with.
         path: The model's, for errors.
         holding: The form in which matrices are held.
         native: The compiled library, or None.

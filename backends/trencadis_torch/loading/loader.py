@@ -50,8 +50,8 @@ class ModelFiles:
     Attributes:
         source: Where it comes from and how it is to be held.
         name: Directory or hub id.
-        options: What transformers is to be told with the name.
-        config: Its configuration.
+        options: Arguments for transformers besides the name.
+        config: Configuration of the model.
     """
 
     source: ModelSource
@@ -225,7 +225,7 @@ def dtype_of(config: Any) -> torch.dtype | None:
     """Return the dtype that a configuration names; None: it names none. Pure.
 
     Args:
-        config: Of transformers.
+        config: Configuration of transformers.
     """
     for one in (config, config.get_text_config(decoder=True)):
         if isinstance(getattr(one, "dtype", None), torch.dtype):
@@ -238,7 +238,7 @@ def own_code(config: Any) -> Collection[str]:
     """Return for which automatic classes a model brings code of its own. Pure.
 
     Args:
-        config: Of transformers.
+        config: Configuration of transformers.
     """
     return getattr(config, "auto_map", None) or ()
 
@@ -321,8 +321,8 @@ def refuse_missing(path: str, names: Sequence[str]) -> None:
     """Refuse a model whose files lack weights.
 
     Args:
-        path: As it was asked for.
-        names: Of the weights that are missing or of another shape.
+        path: Path that was asked for.
+        names: Names of the weights that are missing or of another shape.
 
     Raises:
         ModelLoadError: There are some.

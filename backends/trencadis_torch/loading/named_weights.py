@@ -28,7 +28,7 @@ class _Group:
     Attributes:
         targets: Names in the model.
         sources: Names in the files, each with the pattern of the rule that it matched.
-        rule: Of transformers; None: the one weight is as it is.
+        rule: Rule of transformers; None: the one weight is as it is.
     """
 
     targets: tuple[str, ...]
@@ -40,10 +40,10 @@ class NamedWeights:
     """Weights of a source, by a model's names.
 
     Args:
-        model: Of transformers; its weights need no memory.
+        model: Model of transformers; its weights need no memory.
         source: The checkpoint.
         names: Those of its weights that are the model's; None: all.
-        rules: Of transformers, by which they are renamed and converted; None: the model's.
+        rules: Rules of transformers, by which weights are renamed and converted; None: the model's.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class NamedWeights:
             name: In the model.
 
         Raises:
-            ModelLoadError: Of the source.
+            ModelLoadError: The source cannot read a tensor.
         """
         group = self._groups.get(name)
         return self._source.weight(group.sources[0][0]) if group is not None and group.rule is None else None
@@ -130,7 +130,7 @@ class NamedWeights:
             is_stack: Whether a name is the matrices of a layer's experts, which may be so as well.
 
         Raises:
-            ModelLoadError: Of the source.
+            ModelLoadError: The source cannot read a tensor.
         """
         groups = {id(group): group for name in names if (group := self._groups.get(name)) is not None}
         for group in groups.values():

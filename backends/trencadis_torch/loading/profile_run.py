@@ -67,7 +67,7 @@ def measure_memory(
 
     Args:
         model: With the paged attention switched on.
-        layers: Its attention layers.
+        layers: Attention layers of the model.
         facts: About it.
         layout: ``ragged`` or ``padded``.
         max_num_batched_tokens: Tokens of the step.

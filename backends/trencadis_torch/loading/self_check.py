@@ -41,13 +41,13 @@ class ModelCheck:
     """Logits of a model's own forward, for comparison. Costs a forward of about 40 tokens, of about 20 beyond 1e9 parameters.
 
     Args:
-        model: Its modules are not replaced yet.
-        layers: Its attention layers.
+        model: Model whose modules are not replaced yet.
+        layers: Attention layers of the model.
         layout: ``ragged`` or ``padded``.
         kernel: That attends over the cache, if not PyTorch's.
         agree: Whether something holds on every rank of several; None: there is one. Each rank compares its share's two forwards,
             and all refuse the model if one does.
-        expected: Its logits of :func:`check_sequences`, if they are known; None: a forward of each sequence computes them.
+        expected: Logits of :func:`check_sequences`, if they are known; None: a forward of each sequence computes them.
     """
 
     @torch.inference_mode()
@@ -79,7 +79,7 @@ class ModelCheck:
 
         Args:
             model: The model, as it is now.
-            quantised: Its weights have been rounded to int8.
+            quantised: Whether the model's weights have been rounded to int8.
             rounded: Inputs of its layers are rounded to 16 bits, though it is in float32.
             replaced: Modules have been replaced; the error names another remedy.
 
@@ -118,8 +118,8 @@ def check_sequences(model: Any, num_parameters: int) -> list[torch.Tensor]:
     """Return the token ids of the check, int64 of two sequences; the first is the longer one. Pure.
 
     Args:
-        model: Of transformers.
-        num_parameters: Of all its layers.
+        model: Model of transformers.
+        num_parameters: Number of parameters of all layers.
     """
     return _check_sequences(model, LENGTHS if num_parameters < LARGE_MODEL else LENGTHS_LARGE)
 
@@ -141,11 +141,11 @@ def check_model(
     Costs two forwards of about 40 tokens, of about 20 for more than 1e9 parameters.
 
     Args:
-        model: Of transformers.
-        layers: Its attention layers.
+        model: Model of transformers.
+        layers: Attention layers of the model.
         layout: ``ragged`` or ``padded``.
         kernel: That attends over the cache, if not PyTorch's.
-        agree: As of :class:`ModelCheck`.
+        agree: Agreement between ranks; see :class:`ModelCheck`.
 
     Raises:
         ModelLoadError: They differ.
@@ -206,7 +206,7 @@ def paged_logits(
 
     Args:
         model: With the paged attention switched on.
-        layers: Its attention layers.
+        layers: Attention layers of the model.
         sequences: Token ids of two, int64; the first is the longer one.
         layout: ``ragged`` or ``padded``.
         kernel: That attends over the cache, if not PyTorch's.

@@ -22,7 +22,7 @@ def balanced_packing(weights: npt.ArrayLike, num_packs: int) -> tuple[Ints, Ints
     The heaviest item goes first, into the lightest pack that has room; of equal ones into the first.
 
     Args:
-        weights: Of items, ``[L, N]``.
+        weights: Weights of items, ``[L, N]``.
         num_packs: P, of which N is a multiple.
 
     Returns:
@@ -87,7 +87,7 @@ def place_experts(
     Args:
         weights: Loads of logical experts, ``[L, E]``.
         num_physical: P, copies of all experts together.
-        num_ranks: Of which P is a multiple.
+        num_ranks: Number of ranks, which P is a multiple of.
         num_groups: Experts that follow each other and are routed to together, equally many in each.
         num_nodes: Machines, of which groups and ranks are multiples.
 
@@ -131,7 +131,7 @@ def balance_ratio(weights: npt.ArrayLike, placed: npt.ArrayLike, *, num_ranks: i
     Args:
         weights: Loads of logical experts, ``[L, E]``.
         placed: Logical expert of each place, ``[L, P]``.
-        num_ranks: Of which P is a multiple.
+        num_ranks: Number of ranks, which P is a multiple of.
 
     Returns:
         Float64 ``[L]``; 1 where there is no load.

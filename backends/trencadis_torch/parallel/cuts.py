@@ -18,8 +18,8 @@ class Cut:
 
     Attributes:
         dim: Which dimension is divided.
-        ranges: What of it, first and one past the last; none: nothing, the part is all zeros.
-        size: Of the dimension in the part; what the ranges do not fill is zeros.
+        ranges: Taken runs, first and one past the last; none: nothing, the part is all zeros.
+        size: Size of the dimension in the part; positions that the ranges do not fill are zeros.
     """
 
     dim: int
@@ -43,10 +43,10 @@ def even(num: int, *, dim: int, rank: int, size: int, what: str) -> Cut:
     """Return a rank's part of a dimension divided evenly. Pure.
 
     Args:
-        num: Of the dimension.
+        num: Size of the dimension.
         dim: Which.
-        rank: Of the group.
-        size: Of the group.
+        rank: Rank within the group.
+        size: Number of ranks of the group.
         what: Names the tensor in an error.
 
     Raises:
@@ -59,10 +59,10 @@ def halves(num: int, *, dim: int, rank: int, size: int, what: str, parts: int = 
     """Return a rank's part of a dimension that holds several things side by side: the rank's share of each. Pure.
 
     Args:
-        num: Of the dimension.
+        num: Size of the dimension.
         dim: Which.
-        rank: Of the group.
-        size: Of the group.
+        rank: Rank within the group.
+        size: Number of ranks of the group.
         what: Names the tensor in an error.
         parts: How many things.
 
@@ -87,8 +87,8 @@ def padded(num: int, *, dim: int, rank: int, size: int) -> Cut:
     Args:
         num: Tokens.
         dim: Which dimension they are.
-        rank: Of the group.
-        size: Of the group.
+        rank: Rank within the group.
+        size: Number of ranks of the group.
     """
     each = -(-num // size)
     first = min(num, rank * each)

@@ -43,7 +43,7 @@ class Spread:
     """The sequences of a pass on their ranks; on the host.
 
     Attributes:
-        parts: What each rank runs; of one without sequences padding.
+        parts: Part of the pass that each rank runs; padding on a rank without sequences.
         sequences: Which of the pass's each rank has, ascending.
         num_tokens: T of each rank, at least 1.
         firsts: Where each sequence's first token is among those of all ranks: rank · M + place there, int64 ``[num_sequences]``.
@@ -63,7 +63,7 @@ class Spread:
         Args:
             one: The pass.
             num_ranks: n.
-            num_rows: Of all ranks.
+            num_rows: Number of rows of all ranks.
             padded: Parts are padded to their bucket.
         """
         ranks, bucket = one.rows // (num_rows // num_ranks), one.bucket
@@ -104,7 +104,7 @@ class Spread:
         """Return which tokens' hidden states each rank hands in, and where they then are. Pure.
 
         Args:
-            tokens: Of which logits are wanted, counted as ``firsts``, int64 ``[L]``.
+            tokens: Tokens whose logits are wanted, counted as ``firsts``, int64 ``[L]``.
 
         Returns:
             Places within each rank, as many of each, int64 ``[n, most]``, and of each of the L its place among these, int64 ``[L]``.
@@ -154,7 +154,6 @@ class TokenGather:
         group: The ranks.
 
     Attributes:
-        group: As given.
         is_on: Ranks hold different tokens.
         order: Which of the rows that all ranks hand to the output projection are wanted, int64 ``[L]`` on the device; None: all those of
             this rank.
@@ -186,7 +185,7 @@ class TokenGather:
 
         Args:
             own: ``[T, width]``.
-            most: Of a rank.
+            most: Largest number of rows of a rank.
         """
         padded = nn.functional.pad(own, (0, 0, 0, most - len(own)))
         return self.group.all_gather(padded.reshape(-1)).view(-1, own.shape[1])
@@ -231,7 +230,7 @@ class SpreadExperts(nn.Module):
     """Experts whose ranks have different tokens: each computes what all ranks' tokens are routed to its own, and gets its tokens' outputs.
 
     Args:
-        own: Of this rank, for tokens that all ranks hold.
+        own: Experts of this rank, for tokens that all ranks hold.
         gather: Brings them together.
     """
 
@@ -307,8 +306,8 @@ class OwnBlocks:
 
     Attributes:
         rank: Which.
-        num_blocks: Of a rank.
-        num_host_blocks: Of a rank.
+        num_blocks: Number of blocks of a rank.
+        num_host_blocks: Number of host blocks of a rank.
     """
 
     rank: int
@@ -361,7 +360,7 @@ class SpreadInputs(ModelInputs):
     """Inputs of a rank's part of a pass.
 
     Attributes:
-        spread: Of the pass.
+        spread: Sequences of the pass on their ranks.
     """
 
     spread: Spread
@@ -376,9 +375,9 @@ class DataRunner(PassRunner):
     """Runs this rank's part of each pass; logits are of the whole pass, on every rank.
 
     Args:
-        gather: Of the model.
-        num_rows: Of all ranks.
-        options: As of :class:`PassRunner`.
+        gather: Exchange of the model's tokens.
+        num_rows: Number of rows of all ranks.
+        options: Arguments of :class:`PassRunner`.
     """
 
     def __init__(self, model: Any, *, gather: TokenGather, num_rows: int, **options: Any) -> None:

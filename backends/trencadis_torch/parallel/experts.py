@@ -38,12 +38,10 @@ class OwnExperts(nn.Module):
 
     Args:
         local: The experts of this rank, called with hidden states, the experts of each token, and their weights.
-        slots: Of the layer.
+        slots: Experts of the layer on each rank.
         group: The ranks.
 
     Attributes:
-        local: As given.
-        slots: As given.
         count: Called with the experts of each token, ``[T, k]``, before they are computed; None: nothing is.
     """
 
@@ -72,7 +70,7 @@ class OwnExperts(nn.Module):
 
         Args:
             hidden_states: ``[T, hidden size]``.
-            experts: Of the model, for each token, int64 ``[T, k]``.
+            experts: Experts of each token, counted over the model, int64 ``[T, k]``.
             weights: Theirs, ``[T, k]``.
         """
         if self.count is not None:
@@ -181,8 +179,8 @@ def load_metrics(counts: Mapping[int, npt.NDArray[np.int64]], slots: Mapping[int
     """Return counts of tokens in Prometheus' text format. Pure.
 
     Args:
-        counts: Of each expert, by layer.
-        slots: Of each layer.
+        counts: Number of tokens of each expert, by layer.
+        slots: Experts of each layer on each rank.
     """
     tokens = CounterMetricFamily(
         "trencadis_torch_expert_tokens", "Tokens routed to an expert, padding left out.", labels=("layer", "expert")

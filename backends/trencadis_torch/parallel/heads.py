@@ -25,9 +25,9 @@ class Heads:
     """The heads of one rank, counted over all ranks.
 
     Attributes:
-        first_query: Of the query heads.
+        first_query: First query head.
         num_query: How many.
-        first_kv: Of the KV heads.
+        first_kv: First KV head.
         num_kv: How many.
     """
 
@@ -43,8 +43,8 @@ class Heads:
         Args:
             num_heads: Query heads of a layer.
             num_kv_heads: KV heads of a layer.
-            rank: Of the group.
-            size: Of the group.
+            rank: Rank within the group.
+            size: Number of ranks of the group.
             what: Names the model in an error.
 
         Raises:
@@ -91,7 +91,7 @@ def set_local_heads(module: Any, heads: Heads, *, num_heads: int, num_kv_heads: 
 
     Args:
         module: Changed.
-        heads: Of the rank.
+        heads: Heads of the rank.
         num_heads: Query heads of all ranks.
         num_kv_heads: KV heads of all ranks.
     """

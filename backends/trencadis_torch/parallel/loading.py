@@ -88,7 +88,7 @@ def divide(
     """Make a model one rank's share, in place; returns what was divided how.
 
     Args:
-        model: As transformers builds it, its parameters without memory.
+        model: Model as transformers builds it, its parameters without memory.
         groups: The ranks; nothing is exchanged.
         configured: Styles from the configuration.
         experts: Where whole experts are; None: each rank has a share of every expert.

@@ -29,7 +29,7 @@ class SupportsSums(Protocol):
         """Return the sum of the ranks' tensors, the same bits on every rank.
 
         Raises:
-            CollectiveError: As ``Collective.all_reduce``.
+            CollectiveError: The ranks do not call the same, or one of them has ended.
         """
         ...
 
@@ -56,13 +56,11 @@ class GatheredLinear(nn.Module):
 
     Args:
         local: The outputs of this rank.
-        out_features: Of all ranks; what they compute beyond is padding, and cut off.
+        out_features: Outputs of all ranks; those that ranks compute beyond are padding, and cut off.
         group: The ranks.
 
     Attributes:
-        local: As given.
         in_features: Inputs.
-        out_features: As given.
     """
 
     def __init__(self, local: nn.Module, out_features: int, group: Collective) -> None:
@@ -82,13 +80,9 @@ class RowLinear(nn.Module):
 
     Args:
         local: The inputs of this rank, without bias.
-        bias: Of all ranks, or None.
+        bias: Bias of all outputs, or None.
         group: The ranks.
         splits: The input is whole, and this rank's part is taken first.
-
-    Attributes:
-        local: As given.
-        bias: As given.
     """
 
     def __init__(self, local: nn.Module, bias: nn.Parameter | None, group: Collective, *, splits: bool = False) -> None:
@@ -120,9 +114,6 @@ class VocabEmbedding(nn.Module):
         first: Token of the first row.
         num_rows: Rows that are tokens; those after them are padding.
         group: The ranks.
-
-    Attributes:
-        local: As given.
     """
 
     def __init__(self, local: nn.Module, *, first: int, num_rows: int, group: Collective) -> None:
@@ -150,9 +141,6 @@ class Summed(nn.Module):
     Args:
         local: This rank's part.
         group: The ranks.
-
-    Attributes:
-        local: As given.
     """
 
     def __init__(self, local: nn.Module, group: Collective) -> None:

@@ -74,7 +74,7 @@ class ShareWeights:
             is_stack: Whether a name is the matrices of a layer's experts.
 
         Raises:
-            ModelLoadError: Of the source.
+            ModelLoadError: The source cannot read a tensor.
         """
         asked = set(names)
         for name in [name for name in asked if _is_empty(self._pieces[name])]:

@@ -25,7 +25,7 @@ class ExpertSlots:
     """The experts of one layer on each rank.
 
     Attributes:
-        num_experts: Of the model.
+        num_experts: Number of experts of the model.
         ranks: For each rank its experts, as many on each; one that is there several times has copies.
     """
 
@@ -74,8 +74,8 @@ class ExpertPlacement:
         """Return the experts of each rank. Pure.
 
         Args:
-            name: Of the module that has the experts.
-            num_experts: Of the model.
+            name: Name of the module that has the experts.
+            num_experts: Number of experts of the model.
 
         Raises:
             ConfigValueError: The loads are of another model.

@@ -79,7 +79,7 @@ def plan_of(
     """Return the plan of a model of transformers, that of the configuration first. Pure.
 
     Args:
-        model: As it was built.
+        model: Model as it was built.
         configured: From ``tensor_plan``.
         whole_experts: Each rank has some experts, not a share of each.
         own_tokens: Ranks have different tokens: experts are divided, and the output projection, of which all get the same rows; all
@@ -132,7 +132,7 @@ def expand_plan(model: Any, plan: dict[str, str]) -> dict[str, str]:
     """Return the style of each module or parameter that a plan names; those that stay whole are left out. Pure.
 
     Args:
-        model: Its names are matched.
+        model: Model whose names are matched.
         plan: ``*`` stands for one number.
 
     Raises:

@@ -227,7 +227,7 @@ def materialise(
         model: The share; its parameters have no memory yet, or values of no meaning.
         pieces: By the ``id`` of each parameter.
         weights: Whole ones.
-        dtype: Of parameters and buffers.
+        dtype: Data type of parameters and buffers.
         device: Where they go.
     """
     made: dict[int, nn.Parameter] = {}

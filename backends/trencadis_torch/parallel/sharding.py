@@ -50,7 +50,7 @@ class Piece:
     """Where a parameter of the share comes from.
 
     Attributes:
-        names: Of the whole parameter in the model as transformers builds it; several, if it is tied.
+        names: Names of the whole parameter in the model as transformers builds it; several, if it is tied.
         cut: The part; None: all of it.
         transposed: The whole one is stored the other way round.
     """
@@ -67,7 +67,7 @@ class Sharding:
     Attributes:
         pieces: By the ``id`` of each parameter of the share.
         num_parameters: Elements of the whole model.
-        num_divided: Of these, those that the ranks divide.
+        num_divided: Number of these elements that the ranks divide.
         heads: First and one past the last KV head here, counted over all ranks; None: layers differ.
         num_heads: Query heads of a layer here.
         expert_widths: Hidden sizes of experts here.
@@ -94,7 +94,7 @@ def shard(
     """Make a model one rank's share, in place.
 
     Args:
-        model: As transformers builds it, its parameters without memory.
+        model: Model as transformers builds it, its parameters without memory.
         group: The ranks.
         configured: Styles from the configuration, before those of the model.
         experts: Where whole experts are; None: each rank has a share of every expert.
@@ -114,7 +114,7 @@ def keep_whole(model: Any) -> Sharding:
     """Return the sharding of a model whose layers are whole on each rank.
 
     Args:
-        model: As transformers builds it.
+        model: Model as transformers builds it.
     """
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

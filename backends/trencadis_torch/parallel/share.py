@@ -52,8 +52,8 @@ def check_settings(groups: RankGroups, config: object, features: Iterable[Layout
 
     Args:
         groups: Where the rank stands.
-        config: Of the backend.
-        features: What each setting goes with.
+        config: Configuration of the backend.
+        features: Settings, and the layouts that each goes with.
         table: Name of the config's table.
 
     Raises:
@@ -101,14 +101,14 @@ class Share:
 
     Args:
         groups: Where it stands.
-        config: What it says of plans and experts; of another backend the same, for these.
+        config: Settings of plans and experts; another backend has the same ones.
         table: Whose settings they are, for messages.
 
     Attributes:
         size: Ranks of all stages.
         is_output: This rank samples.
-        exchange: Of sampled tokens.
-        gather: Of tokens, where ranks have different ones; set when the model is loaded.
+        exchange: Exchange of sampled tokens.
+        gather: Exchange of tokens, where ranks have different ones; set when the model is loaded.
     """
 
     def __init__(self, groups: RankGroups, config: TorchConfig, *, table: str = "backend.torch") -> None:
@@ -190,7 +190,7 @@ class Share:
 
         Raises:
             ModelLoadError: It cannot be done on another rank.
-            TrencadisError: What it raises here.
+            TrencadisError: Anything that ``prepare`` raises here.
         """
         result, error = None, None
         try:
@@ -208,7 +208,7 @@ class Share:
         """Make a model this rank's share, in place; returns the share's weights by their names there.
 
         Args:
-            model: As transformers builds it, its parameters without memory.
+            model: Model as transformers builds it, its parameters without memory.
             weights: Those of the whole model.
 
         Raises:
@@ -259,7 +259,7 @@ class Share:
         Args:
             one: The pass.
             padded: It is padded to its bucket.
-            num_rows: Of all ranks.
+            num_rows: Number of rows of all ranks.
         """
         if self._loads is None:
             return contextlib.nullcontext()
@@ -371,8 +371,8 @@ class Share:
         """Return this rank's part of the memory, where ranks have one in common. Pure.
 
         Args:
-            report: Of what the device has.
-            device: Of the model.
+            report: Memory of the device.
+            device: Device of the model.
             gathered_bytes: Hidden states of the largest step: if one rank has all its tokens, as many are gathered of each other.
         """
         if self.gather is not None:

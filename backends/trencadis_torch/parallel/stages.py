@@ -68,7 +68,7 @@ def cut_stage(model: Any, groups: RankGroups) -> range:
     """Leave a model the part of one stage, in place; returns its layers.
 
     Args:
-        model: Its parameters are of local size.
+        model: Model with parameters of local size.
         groups: Where the rank stands.
 
     Raises:

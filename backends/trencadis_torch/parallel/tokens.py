@@ -75,7 +75,7 @@ class TokenExchange:
             num_sequences: S', rows of tokens.
             num_steps: K, tokens of each.
             has_paths: Drafts branch: the nodes of accepted ones are sent, too.
-            device: Of the tokens.
+            device: Device of the tokens.
 
         Raises:
             StepFailedError: On every other rank, if ``choose`` raised.

@@ -59,20 +59,20 @@ class RememberedModel:
     """Stands for a model of transformers whose passes run in one call.
 
     Args:
-        found: What was remembered.
+        found: Remembered model as it was read.
         files: Where it was found.
         make: Makes the model itself.
 
     Attributes:
-        device: Of its weights.
-        dtype: Of its activations.
+        device: Device of the weights.
+        dtype: Data type of the activations.
         architecture: Name of the model's class.
         num_heads: Query heads.
-        layers: Its attention layers.
+        layers: Attention layers of the model.
         facts: About it.
-        replacement: What was replaced in it.
+        replacement: Record of the replaced modules.
         files: Where it was found.
-        trencadis_decoder: What runs.
+        trencadis_decoder: Decoder that runs.
     """
 
     device = torch.device("cpu")
@@ -95,7 +95,7 @@ class RememberedModel:
         """Return the model of transformers, its modules replaced and its weights these; made at the first call.
 
         Raises:
-            ModelLoadError: Its files are others now.
+            ModelLoadError: The model's files have changed.
         """
         with self._lock:
             if self._original is None:
@@ -129,7 +129,7 @@ def key_of(source: ModelSource, config: TorchConfig) -> str:
 
     Args:
         source: Where it comes from and how it is to be held.
-        config: Of the backend.
+        config: Configuration of the backend.
     """
     if not source.remember or source.trust_remote_code or source.head:
         return ""
@@ -186,8 +186,8 @@ def remember(store: ModelStore, key: str, model: Any, **facts: Any) -> str:
 
     Args:
         store: Where.
-        key: Of the model.
-        model: Of transformers, its modules replaced.
+        key: Key of the model.
+        model: Model of transformers, its modules replaced.
         facts: The other attributes of :class:`RememberedModel` by their names.
     """
     decoder = decoder_of(model)
@@ -230,9 +230,9 @@ def recall(store: ModelStore, key: str, source: ModelSource, config: TorchConfig
 
     Args:
         store: Where.
-        key: Of the model.
+        key: Key of the model.
         source: Where it comes from, for its modules.
-        config: Of the backend.
+        config: Configuration of the backend.
     """
     libraries = {type(one).__name__: one for one in (native(), native_decoder()) if one is not None}
     found = store.read(key, libraries) if len(libraries) == 2 else None

@@ -92,7 +92,7 @@ class Place:
     Attributes:
         at: First byte.
         dtype: Name.
-        shape: Of the tensor.
+        shape: Shape of the tensor.
     """
 
     at: int
@@ -104,7 +104,7 @@ class Writer:
     """Turns objects into plain data.
 
     Attributes:
-        places: Of the tensors so far.
+        places: Places of the tensors so far.
         size: Bytes that they take.
     """
 
@@ -198,9 +198,9 @@ class Reader:
     """Makes objects of plain data.
 
     Args:
-        places: Of the tensors.
+        places: Places of the tensors.
         content: Bytes that they lie in, uint8; they must outlive the objects.
-        libraries: Of this process, by the names of their classes.
+        libraries: Libraries of this process, by the names of their classes.
     """
 
     def __init__(self, places: list[Place], content: torch.Tensor, libraries: Mapping[str, Any]) -> None:

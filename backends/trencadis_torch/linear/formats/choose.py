@@ -47,7 +47,7 @@ def open_source(name: str, options: dict[str, Any], config: Any) -> WeightSource
     Args:
         name: Directory or hub id.
         options: Arguments of ``from_pretrained``: ``gguf_file``, ``revision``.
-        config: Its configuration, of transformers.
+        config: Configuration of the checkpoint, of transformers.
 
     Raises:
         ModelLoadError: A file is not what it says it is, or weights are quantised in a way that is not served.
@@ -68,7 +68,7 @@ def quantization_table(config: Any) -> Mapping[str, Any] | None:
     """Return what a model's configuration says of its quantisation; None: nothing. Pure.
 
     Args:
-        config: Of transformers.
+        config: Configuration of transformers.
     """
     for one in (config, config.get_text_config(decoder=True)):
         for key in _KEYS:
@@ -83,7 +83,7 @@ def without_quantization(config: Any) -> Any:
     """Return a copy of a configuration that says nothing of quantisation. Pure.
 
     Args:
-        config: Of transformers.
+        config: Configuration of transformers.
     """
     plain = copy.deepcopy(config)
     for one in (plain, plain.get_text_config(decoder=True)):

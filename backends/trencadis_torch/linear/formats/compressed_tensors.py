@@ -52,7 +52,7 @@ class _Scheme:
 
     Attributes:
         targets: Names of modules, ``re:`` patterns of them, or names of classes.
-        kind: Of :data:`_KINDS`.
+        kind: Kind of values, one of :data:`_KINDS`.
         strategy: ``tensor``, ``channel``, ``group``, ``tensor_group`` or ``block``.
         group: Inputs of a group; 0: no groups.
         block: Outputs and inputs of a block.

@@ -55,7 +55,7 @@ class WeightSource(ABC):
 
         Raises:
             KeyError: There is no such weight.
-            ModelLoadError: As of :meth:`weight`.
+            ModelLoadError: The file's tensors contradict each other; names them.
         """
 
     def stack(self, name: str) -> StackedWeight:
@@ -63,7 +63,7 @@ class WeightSource(ABC):
 
         Raises:
             KeyError: There is no such weight.
-            ModelLoadError: As of :meth:`weight`.
+            ModelLoadError: The file's tensors contradict each other; names them.
         """
         return StackedWeight([FloatWeight(one) for one in self.tensor(name)])
 

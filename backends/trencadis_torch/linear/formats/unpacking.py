@@ -121,8 +121,8 @@ def float8_weight(
 
     Args:
         values: float8 ``[N, K]``.
-        scales: As of :func:`scaled_float8`.
-        block: As of :func:`scaled_float8`.
+        scales: Scales; see :func:`scaled_float8`.
+        block: Outputs and inputs of a block, or None; see :func:`scaled_float8`.
         dtype: Floats it becomes else.
     """
     columns = values.shape[1]
@@ -144,7 +144,7 @@ def scaled_float8(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, 
 
     Args:
         values: float8 ``[N, K]``.
-        scales: Of the matrix, of each output or of each block (:func:`float8_scales`); floats, or exponents in a byte.
+        scales: Scales of the matrix, of each output or of each block (:func:`float8_scales`); floats, or exponents in a byte.
         block: Outputs and inputs of a block by the configuration; None: it says nothing of blocks.
     """
     floats, width = _float8_scales(values, scales, block)
