@@ -57,7 +57,7 @@ def choose(problems: Sequence[Problem], budget: Budget) -> list[list[Bucket]]:
 
     Args:
         problems: Phases that share the budget, which those buckets that must exist fit into.
-        budget: What all chosen buckets may cost together.
+        budget: Cost that all chosen buckets may have together.
     """
     trials = [_Choice(problems, budget) for _ in range(1 if budget.max_bytes is None else 2)]
     for trial, by_byte in zip(trials, (False, True), strict=False):
@@ -189,8 +189,8 @@ class Fitted(TableStrategy):
     Tables are made once for each limits and then remembered; nothing else changes.
 
     Args:
-        limits: What ``bucket_for`` works under.
-        config: What to learn from, and the budget.
+        limits: Limits that ``bucket_for`` keeps.
+        config: Source of the learned shapes, and the budget.
 
     Raises:
         ConfigValueError: No trace is named, or the budget does not pay for the largest buckets.

@@ -111,8 +111,8 @@ def decode_problem(workload: Workload, limits: BucketLimits, cost: DeviceCost, r
     a trace shows one. So every power of two of sequences and blocks is given a little weight.
 
     Args:
-        workload: What ran; shapes beyond the limits are left out.
-        limits: Of the engine.
+        workload: Shapes that ran; those beyond the limits are left out.
+        limits: Limits of the engine.
         cost: Constants of the estimates.
         reserve_ratio: That weight, all together, against the weight of what ran.
     """

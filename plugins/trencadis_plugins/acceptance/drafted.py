@@ -138,7 +138,7 @@ def leftover(target: torch.Tensor, drawn: torch.Tensor, weight: torch.Tensor | N
     Args:
         target: The model's distribution, ``[B, V]``.
         drawn: The drafter's, ``[B, V]``.
-        weight: Of the target, ``[B, 1]``; None: 1.
+        weight: Weight of the target's distribution, ``[B, 1]``; None: 1.
     """
     scaled = target if weight is None else target * weight.to(target.dtype)
     left = (scaled - drawn).clamp(min=0.0)

@@ -36,7 +36,7 @@ class Exponential(TableStrategy):
     """About log2(largest) sizes in each dimension, so warm-up stays short over a wide range. Immutable.
 
     Args:
-        limits: What ``bucket_for`` works under.
+        limits: Limits that ``bucket_for`` keeps.
         config: How many sizes a dimension has, and whose rules make them.
     """
 

@@ -33,9 +33,9 @@ def fallback_bucket(
     length stays as asked for, or else the batch size, or else both.
 
     Args:
-        shape: What is asked for.
-        limits: What bounds a shape; of a unified shape, they are all that counts.
-        rules: What query lengths of prefill passes must be; where they ask for it, longer than the longest legal one.
+        shape: Shape that needs a bucket.
+        limits: Limits of a shape; of a unified shape, they are all that counts.
+        rules: Rules for query lengths of prefill passes; where they ask for it, longer than the longest legal one.
         rounding: Rounds sizes up; by default with :func:`fallback_size`.
 
     Source: vllm-gaudi, extension/bucketing/common.py, without its two defects: it may return less than was asked for,

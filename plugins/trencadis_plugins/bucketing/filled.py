@@ -58,7 +58,7 @@ def filled_prefill_buckets(
     Without prefix caching there is none with context.
 
     Args:
-        limits: What bounds a shape.
+        limits: Limits of a shape.
         batch_sizes: Sequences.
         query_lens: Tokens.
     """
@@ -82,7 +82,7 @@ def filled_decode_buckets(
     The largest count is the cache's rounded up: beyond what a pass can need where the cache is larger than its sequences.
 
     Args:
-        limits: What bounds a shape.
+        limits: Limits of a shape.
         batch_sizes: Sequences.
         num_blocks: Blocks of all sequences together.
         flat_drafts: How passes with drafts are shaped.
@@ -97,7 +97,7 @@ def filled_sizes(shape: Shape, *, block_size: int) -> Sizes:
     The query of a decode pass stays.
 
     Args:
-        shape: What is asked for.
+        shape: Shape that needs a bucket.
         block_size: Tokens per block.
     """
     query_len = shape.query_len

@@ -44,7 +44,7 @@ class FromFile(TableStrategy):
     A bucket that no legal pass can need is left out with a warning; one with more blocks than its sequences can have is cut.
 
     Args:
-        limits: What ``bucket_for`` works under.
+        limits: Limits that ``bucket_for`` keeps.
         config: Which file, and what it must hold.
 
     Raises:
@@ -207,7 +207,7 @@ def bucket_file_text(buckets: Iterable[Bucket], *, comment: str = "") -> str:
     What verifies drafts is written as its bucket of one token: readers add the longer queries from their own limits.
 
     Args:
-        buckets: Of both phases, in any order.
+        buckets: Buckets of both phases, in any order.
         comment: Goes to the top; may have several lines.
 
     Raises:

@@ -44,12 +44,12 @@ def prefill_buckets(
     """Return the prefill buckets over all combinations that a legal pass can need, sorted; maybe none. Pure.
 
     Args:
-        limits: What bounds a shape.
+        limits: Limits of a shape.
         batch_sizes: Ascending.
         query_lens: Tokens, ascending.
         context_blocks: Blocks per sequence, ascending.
         max_edge: The largest context follows the query length only where that stays below this many blocks.
-        rules: What query lengths must be.
+        rules: Rules for query lengths.
     """
     rules = rules or PromptRules()
     edge = context_blocks[-1]
@@ -76,7 +76,7 @@ def decode_buckets(
     With contiguous blocks a range over the whole cache is added.
 
     Args:
-        limits: What bounds a shape.
+        limits: Limits of a shape.
         batch_sizes: Ascending.
         num_blocks: Blocks of all sequences together.
         flat_drafts: How passes with drafts are shaped, see :func:`with_drafts`.

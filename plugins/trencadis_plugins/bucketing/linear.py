@@ -18,7 +18,7 @@ class Linear(SteppedStrategy[LinearConfig]):
     """Padding bounded by a step, at the price of many buckets: large limits want a maximum set by hand. Immutable.
 
     Args:
-        limits: What ``bucket_for`` works under.
+        limits: Limits that ``bucket_for`` keeps.
         config: Smallest size, step and largest size of each dimension.
 
     Raises:

@@ -18,7 +18,7 @@ class PaddingAware(SteppedStrategy[PaddingAwareConfig]):
     """Padding bounded by a share of a size and by a number: between ``exponential`` and ``linear``. Immutable.
 
     Args:
-        limits: What ``bucket_for`` works under.
+        limits: Limits that ``bucket_for`` keeps.
         config: Smallest size, step, largest size and most padding of each dimension.
 
     Raises:

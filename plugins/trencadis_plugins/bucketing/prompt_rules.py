@@ -57,7 +57,7 @@ class PromptRules:
         """Check the rules against the token budget.
 
         Args:
-            limits: What bounds a shape.
+            limits: Limits of a shape.
             table: Name of the strategy's config table, for the message.
 
         Raises:

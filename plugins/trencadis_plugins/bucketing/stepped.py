@@ -45,7 +45,7 @@ class SteppedStrategy(TableStrategy, Generic[C]):
     """Takes what the config says of a dimension, and derives the rest. Immutable.
 
     Args:
-        limits: What ``bucket_for`` works under.
+        limits: Limits that ``bucket_for`` keeps.
         config: The table's values.
 
     Raises:

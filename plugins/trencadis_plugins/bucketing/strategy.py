@@ -124,8 +124,8 @@ class TableStrategy(BucketingStrategy):
     """Answers from the table that ``buckets`` lists, else with a fallback. Immutable.
 
     Args:
-        limits: What ``bucket_for`` works under.
-        rules: What query lengths of prefill passes must be.
+        limits: Limits that ``bucket_for`` keeps.
+        rules: Rules for query lengths of prefill passes.
     """
 
     def __init__(self, limits: BucketLimits, rules: PromptRules | None = None) -> None:
@@ -179,11 +179,11 @@ def or_largest(
     In prefill that is the longest query without context; in decode the largest batch with all it can read.
 
     Args:
-        buckets: Of one phase.
-        limits: What bounds a shape.
-        phase: Of the buckets.
+        buckets: Buckets of one phase.
+        limits: Limits of a shape.
+        phase: Phase of the buckets.
         table: Name of the config table whose values left no bucket; empty if the limits alone did.
-        rules: What query lengths of prefill passes must be.
+        rules: Rules for query lengths of prefill passes.
 
     Raises:
         ConfigValueError: There are none because of values in ``table``.

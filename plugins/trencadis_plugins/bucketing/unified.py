@@ -30,7 +30,7 @@ def unified_buckets(limits: BucketLimits, form: str) -> tuple[UnifiedBucket, ...
     """Return the unified buckets over all combinations that a pass can need, sorted. Pure.
 
     Args:
-        limits: What bounds a pass.
+        limits: Limits of a pass.
         form: ``alpha`` or ``exponential``.
     """
     seqs, blocks_each = limits.max_num_seqs, limits.max_model_len // limits.block_size
@@ -54,7 +54,7 @@ def prepared_buckets(limits: BucketLimits, form: str) -> tuple[UnifiedBucket, ..
     share no more blocks than half of them have. Causal buckets come first, as prefills do elsewhere.
 
     Args:
-        limits: What bounds a pass.
+        limits: Limits of a pass.
         form: ``alpha`` or ``exponential``.
     """
     found = {_cut(bucket, limits) for bucket in unified_buckets(limits, form)}
@@ -123,7 +123,7 @@ class Unified(TableStrategy):
     dimension of prefill and decode passes.
 
     Args:
-        limits: What ``bucket_for`` works under.
+        limits: Limits that ``bucket_for`` keeps.
         config: Which form.
     """
 

@@ -273,7 +273,7 @@ class Goodput(DraftLength):
             chosen: The best lengths but no drafts.
             gain: Their tokens per second by those without drafts.
             view: The sequences.
-            times: Of steps.
+            times: Durations of steps.
         """
         if self._is_tried:
             total = int(chosen.max()) if view.pads else int(chosen.sum())

@@ -65,9 +65,9 @@ class Survival:
 
         Args:
             slots: The sequences.
-            epochs: Of their slots.
-            num_drafts: Of each.
-            num_accepted: Of these.
+            epochs: Epochs of the slots.
+            num_drafts: Number of drafts of each.
+            num_accepted: Number of these drafts that were accepted.
             num_steps: Steps that this one stands for.
         """
         drafted = num_drafts > 0

@@ -29,7 +29,7 @@ class CostAware(TrackingPolicy):
     cost: Pan et al., "Marconi", MLSys 2025.
 
     Args:
-        config: What attention costs, and length of the memory.
+        config: Cost of attention, and length of the memory.
     """
 
     def __init__(self, config: CostAwareConfig | None = None) -> None:

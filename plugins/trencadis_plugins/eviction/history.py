@@ -23,8 +23,8 @@ class History(Generic[T]):
         """Add a value for an evicted content; ignored for an empty key.
 
         Args:
-            key: Of the content.
-            fact: What to know of it.
+            key: Key of the content.
+            fact: Fact about it.
             most: Contents to remember; older ones are forgotten.
         """
         if key:

@@ -21,7 +21,7 @@ class Ttl(TrackingPolicy):
     of different salts are never shared, and a block is pinned together with all before it, so no prefix loses its beginning.
 
     Args:
-        config: What is pinned, and for how long.
+        config: Rules for the blocks that are pinned, and durations.
     """
 
     def __init__(self, config: TtlConfig | None = None) -> None:

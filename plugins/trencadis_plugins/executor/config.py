@@ -53,7 +53,7 @@ class RayConfig(RanksConfig):
     """Table ``[executor.ray]``.
 
     Attributes:
-        address: Of the cluster.
+        address: Address of the cluster.
         num_cpus: That are reserved for each rank.
         num_gpus: The same.
         resources: Further resources of each rank by name, such as ``HPU = 1``.

@@ -245,8 +245,8 @@ class _InlineStep:
     """A batch on its way through the worker thread.
 
     Args:
-        future: Of the submission.
-        name: Of the backend, for errors.
+        future: Future of the submission.
+        name: Name of the backend, for errors.
         untold: Reports of steps that failed; what is reported once goes with the next step that does not.
         let_next_start: Called when it has run, if it was waited for.
     """

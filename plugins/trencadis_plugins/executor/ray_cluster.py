@@ -237,7 +237,7 @@ class RayRank(Rank):
         ray: The module.
         rank: Which.
         link: To its server.
-        actor: Its handle.
+        actor: Handle of the actor.
         end: Becomes ready when it ends.
         config: How long it may be silent.
         node: On which it is.

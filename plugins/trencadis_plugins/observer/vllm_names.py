@@ -49,7 +49,7 @@ class VllmNames:
 
     Args:
         registry: Has our metrics.
-        model_name: Of the label ``model_name``.
+        model_name: Value of the label ``model_name``.
     """
 
     def __init__(self, registry: CollectorRegistry, *, model_name: str) -> None:

@@ -15,8 +15,8 @@ class WeightedHistogram:
     """Counts values by the smallest bound they do not exceed.
 
     Args:
-        name: Of the metric.
-        text: What it says.
+        name: Name of the metric.
+        text: Help text of the metric.
         registry: Where it is.
         buckets: Upper bounds, ascending; infinity is added.
     """

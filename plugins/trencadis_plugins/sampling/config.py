@@ -20,12 +20,13 @@ class StandardConfig:
     """Table ``[sampling.standard]``.
 
     Attributes:
-        order: Of temperature and truncation. ``vllm``: temperature, min-p, top-k, top-p. ``hf``: temperature, top-k,
+        order: Order of temperature and truncation. ``vllm``: temperature, min-p, top-k, top-p. ``hf``: temperature, top-k,
             top-p, min-p. ``llamacpp``: top-k, top-p, min-p, temperature last.
         chain: Names of processors, instead of a preset; a request with a parameter whose processor is not in it is refused.
         processors: Processors from other packages, after all others.
-        logprobs: Of output tokens. ``raw``: as the model gives them. ``processed``: of the distribution that a token is drawn from, with masks,
-            penalties, temperature and truncation; of greedy rows with masks and penalties alone. Those of prompts are always raw.
+        logprobs: Kind of log-probabilities of output tokens. ``raw``: as the model gives them. ``processed``: of the distribution that a
+            token is drawn from, with masks, penalties, temperature and truncation; of greedy rows with masks and penalties alone. Those
+            of prompts are always raw.
     """
 
     order: str = setting(

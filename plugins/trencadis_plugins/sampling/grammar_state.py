@@ -30,7 +30,7 @@ class GrammarState:
 
     Args:
         matcher: At the beginning of the text; of this sequence alone.
-        vocabulary: Of the model.
+        vocabulary: Vocabulary of the model.
         eos_token_id: The end of a text to the matcher.
         end_token_ids: Tokens that end this sequence; allowed where the text may end, and from then on alone.
         on_failure: Called when the library gives up on the grammar.

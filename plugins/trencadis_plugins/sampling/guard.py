@@ -44,7 +44,7 @@ class RowStates(dict[int, State]):
     """What a processor keeps of the rows that use it. A row that is not there is an error of that row: its request does not go on without.
 
     Args:
-        name: Of the processor, for the message.
+        name: Name of the processor, for the message.
     """
 
     def __init__(self, name: str) -> None:

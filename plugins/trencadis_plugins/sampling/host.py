@@ -34,7 +34,7 @@ class HostThread:
             choose: May overwrite the logits it is given.
             logits: ``[L, V]``; left as they are.
             context: Whose they are.
-            rows: Its rows, ``[L]``.
+            rows: Rows of the processor, ``[L]``.
         """
         held = logits.to("cpu", torch.float32, copy=True)
         tokens = attrs.evolve(context, tokens=context.tokens.cpu())

@@ -75,7 +75,7 @@ class LogprobReporter:
         """Return the log-probabilities of the sampled tokens and of the most likely ones. Pure; waits for the device.
 
         Args:
-            raw: What :meth:`keep` returned.
+            raw: Result of :meth:`keep`.
             token_ids: The sampled tokens of all logits rows, int64 ``[L]``.
         """
         if raw is None:

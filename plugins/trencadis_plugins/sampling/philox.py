@@ -84,9 +84,9 @@ class RowNumbers:
         """Return exponential waiting times of mean 1, ``[R, count]``.
 
         Args:
-            purpose: What they are for.
+            purpose: Purpose of the numbers.
             count: How many of each row.
-            index: Of which rows, on the device; None: of all.
+            index: Rows whose numbers are wanted, on the device; None: all.
         """
         if self._is_on_host:
             times = self._from_host(lambda numbers: -np.log(numbers), purpose, count)
@@ -152,7 +152,7 @@ def uniforms(keys: Words, positions: Words, *, purpose: Purpose, count: int, rou
     Args:
         keys: Low and high half of each row's seed, int64 ``[R, 2]``.
         positions: Position in the sequence of the token that is drawn, int64 ``[R]``.
-        purpose: What the numbers are for.
+        purpose: Purpose of the numbers.
         count: How many.
         rounds: See :class:`RowNumbers`.
     """

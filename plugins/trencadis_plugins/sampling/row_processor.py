@@ -23,7 +23,7 @@ def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) ->
 
     Args:
         logits: ``[L, V]``.
-        context: Of all L rows.
+        context: Context of all L rows.
         index: Ascending indices of logits rows, intp ``[n]``.
     """
     if len(index) == len(context.rows):

@@ -36,10 +36,10 @@ class _Row:
 
     Attributes:
         state: In the grammar; used by the thread of ``ahead`` while that runs.
-        num_prompt_tokens: Its output begins after them.
+        num_prompt_tokens: Length of the prompt; the output begins after it.
         ahead: The last mask computed in advance.
-        position: Of that mask; -1: depends on which drafts are accepted.
-        outputs: Of the logits rows in the last call, if they were looked at.
+        position: Position of that mask; -1: depends on which drafts are accepted.
+        outputs: Outputs of the logits rows in the last call, if they were looked at.
     """
 
     state: GrammarState

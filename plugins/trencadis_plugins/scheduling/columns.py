@@ -37,7 +37,7 @@ class SlotColumn:
 
         Args:
             slots: int32, each at most once.
-            values: As long as ``slots``, or one for all.
+            values: One value for each of ``slots``, or one for all.
         """
         if slots.size:
             self._reach(int(slots.max()))
@@ -48,7 +48,7 @@ class SlotColumn:
 
         Args:
             slots: int32.
-            values: As long as ``slots``.
+            values: One value for each of ``slots``.
         """
         if slots.size:
             self._reach(int(slots.max()))

@@ -40,7 +40,7 @@ class Chunks:
 
         Args:
             view: The state.
-            token_budget: Of the step.
+            token_budget: Token budget of the step.
             target_s: Most seconds of this step; 0: the configured target, if there is one.
         """
         budget = min(token_budget, self._max_prefill_tokens or token_budget)

@@ -27,7 +27,7 @@ def largest(keys: Int64Array | FloatArray, candidates: Int32Array) -> int:
     """Return the candidate with the largest key, the last of them if several have it.
 
     Args:
-        keys: As long as ``candidates``.
+        keys: One key for each of ``candidates``.
         candidates: At least one.
     """
     return int(candidates[len(keys) - 1 - int(np.argmax(keys[::-1]))])

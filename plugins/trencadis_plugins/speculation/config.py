@@ -102,7 +102,7 @@ class MixedConfig:
     Attributes:
         members: Speculators to choose among, the cheapest first.
         explore_every: A request asks its other members once in so many steps.
-        prior_weight: What a tenant's other requests have shown counts as so many steps.
+        prior_weight: Number of steps that the evidence of a tenant's other requests counts as.
         memory: Steps after which what a member has shown counts a third.
     """
 

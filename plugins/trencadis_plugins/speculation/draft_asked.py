@@ -35,8 +35,8 @@ class Asked:
 
     Attributes:
         index: In the view.
-        held: Its place.
-        tokens: Its text in draft tokens, int32.
+        held: Place in the draft model's memory.
+        tokens: Text of the sequence in draft tokens, int32.
         num_known: Tokens of the target that this is.
         count: How many drafts.
         is_linear: They may not branch.

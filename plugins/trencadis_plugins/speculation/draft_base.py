@@ -44,7 +44,7 @@ class Allocated:
     """Parts that are made once the engine's sizes are known.
 
     Attributes:
-        plan: What the backend was allocated with.
+        plan: Plan that the backend was allocated with.
         memory: Rows and blocks.
         runner: Feeds the backend.
         is_ragged: It takes any number of new tokens.
@@ -62,7 +62,7 @@ class DraftingModel(Speculator):
     """A speculator with a model of its own, on another backend of the engine's kind.
 
     Args:
-        config: Its table.
+        config: Table of the component.
         context: Makes the backend and finds the model.
     """
 

@@ -61,7 +61,7 @@ class TreeConfig:
             ``sequoia``: the shape that is best for the acceptance measured so far.
         tree_width: Most drafts after one token, and most tokens expanded at one depth by ``top_k``.
         tree_depth: Most drafts after one another.
-        tree_shape: Of ``static``: drafts after each token, depth by depth.
+        tree_shape: Shape of the tree ``static``: drafts after each token, depth by depth.
     """
 
     tree: str = setting(

@@ -24,12 +24,12 @@ class Held:
     """A sequence's place.
 
     Attributes:
-        slot: Of the sequence.
+        slot: Slot of the sequence.
         request: Whose it is.
-        row: Of the draft model.
+        row: Row of the draft model.
         tokens: Whose keys and values are there, int32.
         blocks: In order.
-        num_written: Of the blocks, those that the backend was told.
+        num_written: Number of these blocks that the backend was told.
     """
 
     slot: int

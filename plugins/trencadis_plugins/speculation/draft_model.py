@@ -30,7 +30,7 @@ class DraftModel(DraftingModel):
     """Guesses token by token, in a line or in a tree.
 
     Args:
-        config: Its table.
+        config: Table of the component.
         context: Makes the backend and finds the model.
 
     Raises:

@@ -22,11 +22,11 @@ class Query:
     """Work of one sequence in one forward.
 
     Attributes:
-        held: Its place.
+        held: Place in the draft model's memory.
         start: Tokens computed before.
         given: The new tokens; none: the single one that was sampled last.
         samples: A token is to be chosen after the last one.
-        guessed: Of the new tokens, the last so many are no part of the text: a choice is wanted after each.
+        guessed: Number of the last new tokens that are no part of the text: a choice is wanted after each.
         parents: For guesses that branch, the index of each one's parent among them, -1 for the token before them.
     """
 
@@ -55,7 +55,7 @@ class DraftRunner:
 
     Args:
         backend: Fed.
-        plan: What it was allocated with.
+        plan: Plan that the backend was allocated with.
         buckets: For passes of a padded or unified layout.
         most_query: Most tokens of a sequence in a decode pass of such a layout.
     """

@@ -29,7 +29,7 @@ class Guesses:
     Attributes:
         rows: Device row of each logits row, on the host, ``[L]``. A row's come in the order of its tokens; padding repeats
             some, after the real ones.
-        positions: Of the token that yields each, on the host, ``[L]``.
+        positions: Position of the token that yields each, on the host, ``[L]``.
         token_ids: Chosen tokens, int64 ``[L]``.
         distributions: By which they were drawn, float32 ``[L, V]``; None if nothing was drawn.
         top: Log-probabilities of the most likely tokens, best first, float32 ``[L, W]``, and the tokens, int64 ``[L, W]``; None if

@@ -31,9 +31,9 @@ def shape_of(extents: Sequence[Extent], phase: Phase, capabilities: BackendCapab
     """Return the shape of a pass. Pure.
 
     Args:
-        extents: Its sequences, at least one; one alone in a prefill of a padded layout.
-        phase: Of a padded or ragged pass.
-        capabilities: Of the backend.
+        extents: Sequences of the pass, at least one; one alone in a prefill of a padded layout.
+        phase: Phase of a padded or ragged pass.
+        capabilities: Capabilities of the backend.
         block_size: Tokens per block.
     """
     lengths = [extent.length for extent in extents]
@@ -69,7 +69,7 @@ class Buckets:
 
     Args:
         strategy: The engine's; None: every shape as it comes.
-        prepared: What the backend has ready.
+        prepared: Buckets that the backend has ready.
     """
 
     def __init__(self, strategy: BucketingStrategy | None = None, prepared: Sequence[Bucket] = ()) -> None:

@@ -22,7 +22,7 @@ class TreeShape:
     """A tree without tokens.
 
     Attributes:
-        parents: Of each node, -1 for the newest token.
+        parents: Parent of each node, -1 for the newest token.
         ranks: Which child of its parent it is, from 0.
     """
 
@@ -63,7 +63,7 @@ def expected_tokens(shape: TreeShape, rates: Sequence[float]) -> float:
     """Return how many tokens a step is expected to yield, its own one included. Pure.
 
     Args:
-        shape: Of the drafts.
+        shape: Shape of the drafts.
         rates: How often the b-th child of a node that was reached is the one that is accepted, 0 .. 1 each, sum at most 1.
     """
     return 1.0 + sum(_reached(shape, rates))
@@ -86,7 +86,7 @@ def best_shape(rates: tuple[float, ...], *, size: int, depth: int) -> TreeShape:
     Source: Chen et al., "Sequoia: scalable, robust, and hardware-aware speculative decoding", 2024, section 3.1.
 
     Args:
-        rates: As in :func:`expected_tokens`; there are no more children than rates.
+        rates: Acceptance rates; see :func:`expected_tokens`; there are no more children than rates.
         size: Most nodes.
         depth: Most nodes after one another.
     """
@@ -172,8 +172,8 @@ class SiblingAcceptance:
         """Count one tree.
 
         Args:
-            tokens: Of its nodes.
-            shape: Its shape.
+            tokens: Tokens of the nodes.
+            shape: Shape of the tree.
             followed: The text that came after its root.
         """
         here = -1

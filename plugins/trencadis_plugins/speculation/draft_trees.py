@@ -133,7 +133,7 @@ class ShapedTree(GrowingTree):
     """Grows into a given shape.
 
     Args:
-        shape: Of at least one node.
+        shape: Shape of at least one node.
     """
 
     def __init__(self, shape: TreeShape) -> None:
@@ -206,9 +206,9 @@ class Trees:
 
         Args:
             slot: Slot of the sequence.
-            request: Its request.
+            request: Request of the sequence.
             size: Tokens of its text.
-            tokens: Its nodes, in tokens of the text.
+            tokens: Nodes of the tree, in tokens of the text.
             shape: Their shape.
         """
         if self._config.tree == "sequoia":

@@ -25,7 +25,7 @@ class Head(Speculator):
     """Asks the model's head.
 
     Args:
-        config: Its table.
+        config: Table of the component.
         context: Not used.
     """
 

@@ -63,7 +63,7 @@ class Evidence:
     Args:
         num_members: How many there are.
         explore_every: A request asks the member it has asked least once in so many steps; 0: never.
-        prior_weight: What its tenant's requests have shown counts as so many steps.
+        prior_weight: Number of steps that the evidence of its tenant's requests counts as.
         memory: Steps after which a step counts a third.
     """
 
@@ -122,7 +122,7 @@ def merged(parts: Sequence[Drafts], places: Int32Array, *, trees: bool) -> Draft
     """Return the drafts of several speculators as one record. Pure.
 
     Args:
-        parts: What each returned.
+        parts: Answer of each part.
         places: Where each sequence's drafts are among all of ``parts``, one after the other, int32 ``[num_sequences]``; -1: it has
             none.
         trees: Drafts may branch, so each has a parent.
@@ -185,7 +185,7 @@ class Mixed(Speculator):
     """Asks one member for each sequence, and the next one if that has nothing to say. A member is called once per step at most.
 
     Args:
-        config: Its table.
+        config: Table of the component.
         context: Makes the members.
 
     Raises:

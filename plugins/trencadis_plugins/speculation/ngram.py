@@ -137,7 +137,7 @@ class Ngram(Speculator):
     """Drafts what followed the longest match of a sequence's end; the time does not grow with the sequence.
 
     Args:
-        config: Its table.
+        config: Table of the component.
         context: Not used.
 
     Raises:

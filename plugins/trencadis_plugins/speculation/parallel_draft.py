@@ -32,7 +32,7 @@ class ParallelDraft(DraftingModel):
     """Guesses all drafts of a step at once.
 
     Args:
-        config: Its table.
+        config: Table of the component.
         context: Makes the backend and finds the model.
     """
 

@@ -103,7 +103,7 @@ class Search:
     """How far drafts go.
 
     Attributes:
-        max_depth: Of the trees: a match and its drafts together.
+        max_depth: Depth of the trees: a match and its drafts together.
         factor: Drafts for each token of a match.
         offset: Drafts on top of that.
         min_prob: Least probability of a draft's path.
@@ -124,7 +124,7 @@ class Search:
         """Return the best drafts after a text. Pure.
 
         Args:
-            tree: What is known.
+            tree: Tree of the known texts.
             last: The text's last tokens, at least ``longest(most)`` if there are so many.
             most: The most drafts, at least 1.
             least: They must be expected to bring more than this.
@@ -263,7 +263,7 @@ class _Own:
 
     Args:
         key: Whose past outputs it may draft from.
-        max_depth: Of its tree.
+        max_depth: Depth of the tree.
     """
 
     def __init__(self, key: Hashable, max_depth: int) -> None:
@@ -275,7 +275,7 @@ class Suffix(Speculator):
     """Drafts the most frequent continuation, as far as it is likely to be right.
 
     Args:
-        config: Its table.
+        config: Table of the component.
         context: Not used.
 
     Raises:

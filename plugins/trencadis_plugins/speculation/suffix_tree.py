@@ -32,7 +32,7 @@ class Node:
     Attributes:
         children: By the token that follows: a node, a leaf, or the start of the only suffix.
         total: Suffixes that begin with the run.
-        num_open: Of these, the ones that nothing follows yet: 1 if the text ends with the run now, else 0.
+        num_open: Number of these suffixes that nothing follows yet: 1 if the text ends with the run now, else 0.
         latest: Start of the latest of them.
         best_token: The token that followed most often, the latest of equals, if ``best_total`` is known.
         best_total: How often.
@@ -161,7 +161,7 @@ class SuffixTree:
         """Forget the oldest text.
 
         Args:
-            num_tokens: Its tokens, without the end.
+            num_tokens: Tokens of the text, without the end.
         """
         begin = self._first
         for start in range(begin, begin + num_tokens):

@@ -33,9 +33,9 @@ class TraceRow:
         arrival_s: On the trace's own clock; None where a format records no times.
         num_prompt_tokens: 0 where the prompt is given as text, or the request failed.
         num_output_tokens: 0 if the request failed; None if the format does not say.
-        num_chars: Of the prompt's text, where that stands for its tokens.
+        num_chars: Length of the prompt's text, where that stands for its tokens.
         num_images: In the prompt.
-        block_ids: Of the prompt's blocks, head first; equal ids have equal contents and equal predecessors.
+        block_ids: Ids of the prompt's blocks, head first; equal ids have equal contents and equal predecessors.
         block_tokens: Tokens in such a block.
         request_id: Empty if the format has none.
         follows: Id of the request whose conversation it goes on with; empty if the format does not say.
@@ -107,8 +107,8 @@ def read_rows(
     """Yield the requests of a trace in the order of its lines.
 
     Args:
-        text: Of the file.
-        name: Of the file, for messages.
+        text: Text of the file.
+        name: Name of the file, for messages.
         kind: Name of the format; empty: recognised by the columns.
         ignore: Columns that are not to count.
         strict: Refuse columns that have no meaning in the format, instead of reading the others alone.

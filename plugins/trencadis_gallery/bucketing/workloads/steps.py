@@ -28,7 +28,7 @@ def simulate_steps(
 
     Args:
         arrivals: By time of arrival.
-        limits: Of the engine.
+        limits: Limits of the engine.
         cost: How long a pass takes, which decides how many requests meet in a batch.
     """
     engine = _Engine(limits, cost)

@@ -67,8 +67,8 @@ def parse_trace(text: str, name: str) -> tuple[Arrival, ...]:
     Requests without a prompt or without an output token run no step worth a bucket and are left out.
 
     Args:
-        text: Of the file.
-        name: Of the file, for messages.
+        text: Text of the file.
+        name: Name of the file, for messages.
 
     Raises:
         ConfigError: No known format, a line that does not fit it, no times or lengths, or no request at all.

@@ -56,8 +56,8 @@ class Source:
     """Contents of a workload file: arrivals, from which limits make shapes, or shapes themselves.
 
     Attributes:
-        name: Of the file.
-        arrivals: Of a trace; empty for recorded shapes.
+        name: Name of the file.
+        arrivals: Arrivals of a trace; empty for recorded shapes.
         recorded: Recorded shapes; empty for a trace.
     """
 

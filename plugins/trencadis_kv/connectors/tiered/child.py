@@ -220,7 +220,7 @@ class Child:
         """Pass it the layouts of ranks that run its worker sides; closed if it does not support them, or raises.
 
         Raises:
-            ConfigValueError: Its config does not fit these layouts.
+            ConfigValueError: The connector's config does not fit these layouts.
         """
         side = self._side
         if isinstance(side, SupportsRemoteWorkers):

@@ -23,11 +23,11 @@ class RankProgress:
     """What a rank did last.
 
     Attributes:
-        rank: Of the group.
+        rank: Rank within the group.
         process: That has this rank; None: it has not opened the group yet.
         num_calls: That it began.
         call: Name of the latest; empty: none yet.
-        num_bytes: Of its tensor.
+        num_bytes: Size of the call's tensor, in bytes.
         is_inside: Whether it is still in that call.
         is_closed: Whether it closed the group.
     """

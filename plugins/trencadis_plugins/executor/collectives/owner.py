@@ -18,7 +18,7 @@ class GroupAddress:
 
     Attributes:
         kind: Library of the collectives, such as ``gloo``.
-        name: Of the segment in ``/dev/shm``; for the others where they meet: ``tcp://host:port`` or ``file:///path``.
+        name: Name of the segment in ``/dev/shm``; for the other kinds where ranks meet: ``tcp://host:port`` or ``file:///path``.
         rank: Place in the group.
         size: Ranks in the group.
         generation: Counts up when the ranks are started again, so that no late rank of before meets those of now.

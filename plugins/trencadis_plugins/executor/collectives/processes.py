@@ -15,7 +15,7 @@ class ProcessId:
     """A process, told from a later one of the same number.
 
     Attributes:
-        number: Of the process; 0: none.
+        number: Number of the process; 0: none.
         start: When it started, in clock ticks since the machine did.
         namespace: In which ``number`` counts.
     """

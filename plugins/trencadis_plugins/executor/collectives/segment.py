@@ -72,8 +72,8 @@ class Layout:
 
     Attributes:
         size: Ranks.
-        slot_bytes: Of each of a rank's two slots for collectives, a multiple of 4096.
-        mailbox_slot_bytes: Of each slot of a mailbox, a multiple of 4096.
+        slot_bytes: Size of each of a rank's two slots for collectives, a multiple of 4096.
+        mailbox_slot_bytes: Size of each slot of a mailbox, a multiple of 4096.
     """
 
     size: int

@@ -65,7 +65,7 @@ class SharedMemoryCollective(Collective):
     all ranks, as a call that differs from those of the others does.
 
     Args:
-        segment: Of the group; not used elsewhere in this process.
+        segment: Segment of the group; not used elsewhere in this process.
         rank: Place in the group.
         timeout_s: For which a rank waits for another, in each chunk of a call.
         patience: For how long it looks before it sleeps.
@@ -236,7 +236,7 @@ class SharedMemoryCollective(Collective):
 
         Args:
             part: That this rank puts into its slot; None: nothing.
-            shape: Of that which others put into theirs, if ``part`` is None.
+            shape: Shape of the tensors that other ranks put into their parts, if ``part`` is None.
             awaited: Ranks whose parts are needed; None: all.
             is_first: Whether it is the call's first chunk, where calls are compared.
 

@@ -25,7 +25,7 @@ class StoreOwner(GroupOwner):
     """Owner of a store, and of no group: of what ranks do it sees nothing, and whom it wants to end it kills.
 
     Args:
-        address: Of the world, without a name.
+        address: Address of the world, without a name.
         host: By which ranks on other machines reach the owner, which listens on a free port of all its interfaces; empty: all ranks
             are here and meet at a file in a directory of mode 0700.
     """

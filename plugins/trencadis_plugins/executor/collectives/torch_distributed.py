@@ -115,7 +115,7 @@ class TorchCollective(Collective):
 
     Args:
         address: With which it was opened.
-        group: Of torch.
+        group: Process group of torch.
         store: Through which ranks say that a call failed.
     """
 
@@ -231,7 +231,7 @@ class TorchCollective(Collective):
 
         Args:
             tensor: Contiguous.
-            writes: What is in it afterwards is copied back.
+            writes: Whether its content is copied back afterwards.
         """
         if self._address.kind != "gloo" or tensor.device.type == "cpu":
             yield tensor

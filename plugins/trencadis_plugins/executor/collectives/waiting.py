@@ -35,7 +35,7 @@ class Futex:
     """Waits for and wakes at 32-bit words of a mapped file, across processes.
 
     Args:
-        address: Of the mapping; words are named by their offset in bytes, a multiple of 4.
+        address: Address of the mapping; words are named by their offset in bytes, a multiple of 4.
 
     Raises:
         BackendError: This is no Linux, or one whose number of the system call is not known.

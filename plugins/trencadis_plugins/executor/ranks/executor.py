@@ -84,7 +84,7 @@ class RanksExecutor(Executor):
     Args:
         config: When ranks are lost, and how often they are started again.
         layout: How many ranks, and which of them gives the output.
-        name: Of the executor, for messages.
+        name: Name of the executor, for messages.
         clock: Measures silence.
     """
 
@@ -594,7 +594,7 @@ class _RanksStep:
 
     Args:
         executor: Receives.
-        answers: Of this batch.
+        answers: Answers to this batch.
         output_rank: Whose tokens count.
     """
 

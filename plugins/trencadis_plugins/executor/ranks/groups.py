@@ -17,10 +17,10 @@ class RankAddresses:
     """What one rank opens its groups with; can be pickled.
 
     Attributes:
-        layout: Of the replica.
+        layout: Layout of the replica.
         rank: Which.
-        world: Of all ranks.
-        tensor: Of the ranks of its stage; None where that is all.
+        world: Address of the group of all ranks.
+        tensor: Address of the group of the ranks of its stage; None where that is all.
     """
 
     layout: ParallelLayout
@@ -40,7 +40,7 @@ class Groups:
 
     Args:
         kind: ``shared_memory``, ``gloo``, ``nccl`` or ``hccl``.
-        layout: Of the replica.
+        layout: Layout of the replica.
         generation: Counts starts.
         timeout_s: For which a rank waits for another, seconds.
         host: By which ranks on other machines reach this one; empty: all are here.

@@ -47,11 +47,8 @@ class RankHost:
     fails the next batch.
 
     Args:
-        backend: Of this rank; not loaded.
-        sampler: Its own.
-
-    Attributes:
-        backend: As given.
+        backend: Backend of this rank; not loaded.
+        sampler: Sampler of this rank.
     """
 
     def __init__(self, backend: Backend, sampler: Sampler) -> None:

@@ -56,7 +56,7 @@ class RankProcess(Rank):
 
     Args:
         rank: Which.
-        child: Its process.
+        child: Process of the rank.
         end: This end of the sockets.
     """
 

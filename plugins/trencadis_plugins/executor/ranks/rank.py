@@ -51,10 +51,8 @@ class Rank(ABC):
         link: To its server.
 
     Attributes:
-        rank: As given.
-        link: As given.
         heard_s: When it connected, or the last message came, by the executor's clock.
-        how_stopped: What is said of it where :meth:`is_stopped`.
+        how_stopped: Words for the reason where :meth:`is_stopped`.
     """
 
     how_stopped = "was stopped by a signal"
@@ -77,7 +75,7 @@ class Rank(ABC):
         """Return whether it does nothing at all, as a process does that a signal has stopped, or a machine without power.
 
         Args:
-            now_s: Of the executor's clock.
+            now_s: Time of the executor's clock.
             is_starting: It imports, loads or compiles: no thread of it may run for long, as libraries then hold Python's lock.
         """
 
