@@ -41,7 +41,7 @@ def distributions(seed: int, vocab_size: int, *, num_impossible: int = 0) -> Dis
     """Return random distributions, another for each context. Pure.
 
     Args:
-        seed: Of the distributions.
+        seed: Seed of the distributions.
         vocab_size: V.
         num_impossible: Tokens of each distribution that have probability 0, as truncation leaves them.
     """
@@ -168,7 +168,7 @@ def verification_of(
         scene: Theirs.
         cases: Which.
         tensor: Makes a tensor of an array.
-        is_linear: What the rule is told; by default the truth.
+        is_linear: Value of ``is_linear`` that the rule is shown; by default the truth.
         single: Distributions in float32.
         num_padding: Columns of padding after the drafts.
     """
@@ -201,7 +201,8 @@ class Emission:
     """What a rule makes of a scene.
 
     Attributes:
-        distribution: Of the next H tokens, ``[V ** H]``: those of the step, and what the model goes on with. H is the depth of the drafts + 1.
+        distribution: Distribution of the next H tokens, ``[V ** H]``: those of the step, and what the model goes on with. H is the depth of
+            the drafts + 1.
         mean_accepted: Mean number of drafts that stand.
     """
 

@@ -42,7 +42,7 @@ class CollectiveConformance:
     Attributes:
         checks_calls: Ranks that make different calls raise; set it to False for a library that does not compare calls.
         abort_wakes: ``abort`` ends calls that wait; set it to False for a library that cannot, whose ranks have to be killed then.
-        short_timeout_s: Of the test in which a rank does not come, in seconds.
+        short_timeout_s: Timeout of the test in which a rank does not come, in seconds.
     """
 
     checks_calls: bool = True

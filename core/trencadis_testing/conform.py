@@ -74,11 +74,11 @@ class Conformance:
     """One value of the option.
 
     Attributes:
-        text: As given.
+        text: Value of the option.
         noun: Which suite.
         target: Import path, or name of an installed component.
-        options: Of the component, as text.
-        attributes: Of the suite, as text.
+        options: Options of the component, as text.
+        attributes: Attributes of the suite, as text.
     """
 
     text: str

@@ -41,9 +41,9 @@ class ConnectorHarness:
 
     Attributes:
         pair: The connector.
-        num_blocks: Of the cache.
-        num_valid_tokens: Of the last load that failed.
-        as_waited: What each layer of the blocks of the last layer-wise load held when it had been waited for.
+        num_blocks: Number of blocks of the cache.
+        num_valid_tokens: Number of valid tokens of the last load that failed.
+        as_waited: Contents of each layer of the blocks of the last layer-wise load when it had been waited for.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ConnectorHarness:
         """Ask for a prompt until the answer is not ``pending``.
 
         Args:
-            hashes: Of its full blocks.
+            hashes: Hashes of its full blocks.
             num_blocks: Blocks that were saved: with a connector that has threads, asked again until so many are found.
 
         Raises:

@@ -17,7 +17,7 @@ def broken_shapes(drafts: Drafts, view: DraftView, *, vocab_size: int) -> list[s
     """Return what is wrong with the number of drafts, their types and their token ids.
 
     Args:
-        drafts: What a speculator returned.
+        drafts: Drafts that a speculator returned.
         view: For what.
         vocab_size: Token ids are below it.
     """
@@ -38,9 +38,9 @@ def broken_trees(drafts: Drafts, view: DraftView, *, drafts_trees: bool) -> list
     """Return what is wrong with the parents of drafts.
 
     Args:
-        drafts: What a speculator returned; its shapes are right.
+        drafts: Drafts that a speculator returned; their shapes are right.
         view: For what.
-        drafts_trees: What the speculator says of itself.
+        drafts_trees: The speculator's own ``drafts_trees``.
     """
     parents, counts = drafts.parents, drafts.num_drafts
     if parents is None:

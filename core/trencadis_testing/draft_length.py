@@ -45,8 +45,8 @@ def length_view(
 
     Args:
         most: The most drafts of each.
-        slots: Of each; 0, 1, 2 … if empty.
-        epochs: Of each; 1 if empty.
+        slots: Slot of each; 0, 1, 2 … if empty.
+        epochs: Epoch of each; 1 if empty.
         num_running: Decoding sequences, at least those of the view; as many as those if 0.
         num_waiting: Sequences that wait.
         pads: Passes are padded, to powers of two.

@@ -76,8 +76,8 @@ class BackendDriver:
 
     Args:
         backend: Driven.
-        plan: What it was allocated with.
-        seed: Of the order in which blocks are given out.
+        plan: Plan that the backend was allocated with.
+        seed: Seed of the order in which blocks are given out.
         bucket: From the shape of a padded or unified pass to its bucket; None: exactly the shape.
     """
 
@@ -269,7 +269,7 @@ class BackendDriver:
 
         Args:
             prompts: Tokens by row.
-            num_tokens: Of each.
+            num_tokens: Number of tokens of each.
             chunk: Most tokens of a row in a step; 0: no limit.
         """
         for row, tokens in prompts.items():

@@ -125,23 +125,23 @@ def make_engine(
         draft_length: How much; as much as may be if none.
         acceptance: Which drafts stand; those that match if none. The fake backend does not ask it.
         connector: A KV connector.
-        sampling_fingerprint: What it carries to other engines that are to choose first tokens.
+        sampling_fingerprint: Fingerprint that is sent to other engines that are to choose first tokens.
         can_start_with: Whether a text could begin with a token that another engine chose.
-        prepare: What a sampler has to do before a request can run, by its parameters and tenant.
+        prepare: Preparation that a sampler needs before a request can run, by its parameters and tenant.
         is_portable: Whether a sequence with these parameters may go on after tokens that another engine chose.
         fallback: Give scheduling, eviction and bucketing their references as fallbacks.
-        on_miss: Of the table ``[bucketing]``.
-        complete: The same; off, so that just the strategy's table is prepared.
+        on_miss: Key ``on_miss`` of the table ``[bucketing]``.
+        complete: Key ``complete`` of the same table; off, so that just the strategy's table is prepared.
         prefix_caching: Keep blocks for reuse.
-        load_timeout_s: Of KV loads.
-        release_timeout_s: Of the table ``[cache]``.
-        layer_wait_s: The same.
-        max_waiting_loads: The same.
+        load_timeout_s: Timeout of KV loads, in seconds.
+        release_timeout_s: Key ``release_timeout_s`` of the table ``[cache]``.
+        layer_wait_s: Key ``layer_wait_s`` of the same table.
+        max_waiting_loads: Key ``max_waiting_loads`` of the same table.
         swap_blocks: Blocks that host memory has room for; used if ``preemption`` is ``swap``.
         defragmenter: Fields of the table ``[defragmenter]``.
         tenants: Entries of ``[scheduling.tenants]``, by name.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
-        pipeline: Of the table ``[parallel]``.
+        pipeline: Key ``pipeline`` of the table ``[parallel]``.
         attention_ranks: Ranks that have sequences of their own, each a part of rows and blocks; the executor hosts what stands for all.
         options: Fields of the table ``[engine]``.
     """

@@ -122,7 +122,7 @@ class TellingBackend(FakeBackend):
     """Computes in ``submit``, and tells what reached it through what it returns.
 
     Args:
-        rank: As the executor says.
+        rank: Rank that the executor gives it.
     """
 
     def __init__(self, rank: int) -> None:

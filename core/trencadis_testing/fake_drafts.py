@@ -21,7 +21,7 @@ class DraftTree:
         depths: 1 for a draft after the newest token.
 
     Args:
-        drafts: Of a batch, or None.
+        drafts: Drafts of a batch, or None.
         index: Which sequence of its plan.
         branching: Whether drafts may branch.
 

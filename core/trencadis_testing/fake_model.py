@@ -32,7 +32,7 @@ def fake_text(prompt: tuple[int, ...] | list[int], num_tokens: int, *, vocab_siz
     Args:
         prompt: Prompt token ids.
         num_tokens: The most tokens to generate; ends after ``eos``.
-        vocab_size: As in the backend.
+        vocab_size: Size of the backend's vocabulary.
         eos: End-of-sequence token; -1 for none.
     """
     state = START
@@ -53,7 +53,7 @@ def fake_embedding(tokens: Sequence[int], size: int = 8) -> list[float]:
 
     Args:
         tokens: Token ids of the text.
-        size: Of the vector.
+        size: Size of the vector.
     """
     state = START
     for position, token in enumerate(tokens):

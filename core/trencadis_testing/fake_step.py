@@ -16,13 +16,11 @@ class FakeStep:
 
     Args:
         batch: The batch.
-        gate: Of its layers, if they wait for KV loads.
+        gate: Gate of its layers, if they wait for KV loads.
         run: Runs it, and those before it.
 
     Attributes:
-        batch: As above.
-        gate: As above.
-        output: What it yielded.
+        output: Output of the step.
         error: Or what it raised.
     """
 

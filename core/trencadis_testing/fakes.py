@@ -61,7 +61,7 @@ class FakeBackend(Backend):
     Args:
         layout: ``ragged``, ``padded`` or ``unified``.
         vocab_size: Number of tokens.
-        num_words: Its texts are made of the tokens below this; 0: of all.
+        num_words: Limit of the tokens that its texts are made of; 0: the vocabulary.
         eos: End-of-sequence token; -1 for none.
         max_model_len: The "model's" own limit.
         max_prefill_batch_size: For the padded layout.

@@ -47,7 +47,7 @@ def load_view(
         load_s: Predicted, seconds.
         compute_s: Predicted, seconds.
         timeout_s: The longest that a load may take, seconds.
-        num_local_tokens: Of the local prefix hit.
+        num_local_tokens: Number of tokens of the local prefix hit.
         bytes_per_token: KV cache of one token.
     """
     return LoadView(
@@ -73,8 +73,8 @@ def prefill_view(
     Args:
         engines: The others.
         num_tokens: To be computed.
-        min_tokens: As of the config.
-        max_slowdown: As of the config.
+        min_tokens: Value of ``min_tokens`` in the config.
+        max_slowdown: Value of ``max_slowdown`` in the config.
         compute_s: Predicted for this engine, seconds.
     """
     return PrefillView(

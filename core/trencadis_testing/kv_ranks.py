@@ -57,7 +57,7 @@ class RankPool(KVPool):
     """Blocks of one rank, in host memory.
 
     Args:
-        layout: What it holds of each.
+        layout: Layout of the parts that it holds.
     """
 
     def __init__(self, layout: KVLayout) -> None:
@@ -105,7 +105,7 @@ class RankedEngine:
 
     Args:
         suite: Makes the connectors, and waits for them.
-        layouts: What each rank holds.
+        layouts: Layout that each rank holds.
     """
 
     def __init__(self, suite: ConnectorSuite, layouts: Sequence[KVLayout]) -> None:
@@ -214,7 +214,7 @@ class KVRanksConformance(ConnectorSuite):
     their processes do: what it returns in one test has one config.
 
     Attributes:
-        outlives_ranks: What was saved can be loaded after all ranks were started again; False: each has its own memory.
+        outlives_ranks: Whether saved blocks can be loaded after all ranks were started again; False: each has its own memory.
     """
 
     has_threads: bool = True

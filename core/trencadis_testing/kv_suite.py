@@ -97,7 +97,7 @@ class ConnectorSuite:
         """Return a new pair, closed when the test is over.
 
         Args:
-            faults: Of its store, where ``store_connector`` made it.
+            faults: Faults of its store, where ``store_connector`` made it.
         """
         pair, faults = self.make(), faults or Faults()
         with_stores = getattr(pair, "with_stores", None)
@@ -166,10 +166,10 @@ class EngineUnderTest:
 
     Attributes:
         engine: The engine.
-        clock: Its clock.
+        clock: Clock of the engine.
         books: About the connector's transfer ids.
-        settle: As of the suite.
-        rest: As of the suite.
+        settle: Method ``settle`` of the suite.
+        rest: Method ``rest`` of the suite.
     """
 
     engine: Engine

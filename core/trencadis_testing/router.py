@@ -33,7 +33,7 @@ def routing_request(
     """Return a request for a prompt. Pure.
 
     Args:
-        token_ids: Of the prompt.
+        token_ids: Tokens of the prompt.
         tenant: Who asks.
         has_hashes: With hashes of its blocks of four tokens.
     """
@@ -65,10 +65,10 @@ def replica_views(
 
     Args:
         num_live: Requests of each; those that do not wait run.
-        num_waiting: Of each; none if empty.
-        kv_usage: Of each; 0 if empty.
-        hit_blocks: Of each; 0 if empty.
-        is_healthy: Of each; all if empty.
+        num_waiting: Waiting sequences of each; none if empty.
+        kv_usage: KV usage of each; 0 if empty.
+        hit_blocks: Cached blocks of the prompt on each; 0 if empty.
+        is_healthy: Health of each; all are healthy if empty.
     """
     count = len(num_live)
     live = np.array(num_live, np.int32)
@@ -97,14 +97,14 @@ def live_requests(
     """Return requests of these replicas. Pure.
 
     Args:
-        replica: Of each.
-        num_prompt_tokens: Of each; 10 if empty.
-        num_output_tokens: Of each; 0 if empty, as are moves and priorities.
-        num_moves: Of each.
-        target: Of each; -1 if empty.
-        priority: Of each.
-        tenants: Of each; the unnamed one if empty.
-        is_movable: Of each; all if empty.
+        replica: Replica of each.
+        num_prompt_tokens: Prompt tokens of each; 10 if empty.
+        num_output_tokens: Output tokens of each; 0 if empty, as are moves and priorities.
+        num_moves: Moves of each so far.
+        target: Target of each; -1 if empty.
+        priority: Priority of each.
+        tenants: Tenant of each; the unnamed one if empty.
+        is_movable: Whether each can be moved; all can if empty.
     """
     count = len(replica)
     return LiveRequests(

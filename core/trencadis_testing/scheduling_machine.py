@@ -45,10 +45,10 @@ class World:
 
     Attributes:
         sizes: Fields of the tables ``[engine]`` and ``[cache]``.
-        layout: Of the backend.
+        layout: Layout of the backend.
         has_drafts: Whether there is a speculator.
-        transfers: What is said of a KV connector: ``delay``, ``pending``, ``holds``, and ``valid_tokens``, which the transfer ids take turns in (None:
-            all are). None: there is no connector.
+        transfers: Answers of a KV connector: ``delay``, ``pending``, ``holds``, and ``valid_tokens``, which the transfer ids take turns in
+            (None: all are). None: there is no connector.
     """
 
     sizes: dict[str, Any]

@@ -68,7 +68,7 @@ def why_too_small(
     Args:
         one: The pass.
         tables: Blocks of its sequences.
-        capabilities: Of the backend that is to run it.
+        capabilities: Capabilities of the backend that is to run it.
         block_size: Tokens per block.
     """
     starts, lengths = one.starts.tolist(), one.query_lens.tolist()

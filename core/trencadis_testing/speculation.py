@@ -38,10 +38,10 @@ def draft_view(
     Args:
         histories: All known tokens of each sequence.
         most: The most drafts for each, or for all.
-        slots: Of each; 0, 1, 2 … if empty.
-        epochs: Of each; 1 if empty.
-        requests: Of each; the history as a prompt, and nothing else, if empty.
-        seeds: Of each; 0, 1, 2 … if empty.
+        slots: Slot of each; 0, 1, 2 … if empty.
+        epochs: Epoch of each; 1 if empty.
+        requests: Request of each; the history as a prompt, and nothing else, if empty.
+        seeds: Seed of each; 0, 1, 2 … if empty.
         linear_only: No sequence may get two drafts after one token.
     """
     count = len(histories)

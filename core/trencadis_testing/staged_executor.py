@@ -32,7 +32,7 @@ class StagedExecutor(FakeExecutor):
     Args:
         clock: The engine's; set to the end of a step when it is waited for.
         num_stages: How many.
-        seconds: What a batch takes on each stage.
+        seconds: Time that a batch takes on each stage, in seconds.
         make_backend: Makes the fake model of a stage.
 
     Attributes:

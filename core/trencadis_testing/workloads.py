@@ -48,7 +48,7 @@ def arrivals(seed: int, *, num_requests: int = 24, longest: int = 30) -> list[Ar
     """Return a bursty workload: shared prefixes, priorities, tenants, one-token and long requests. Pure.
 
     Args:
-        seed: Of all choices.
+        seed: Seed of all choices.
         num_requests: How many.
         longest: Most prompt tokens after the shared prefix of 12.
     """
@@ -83,7 +83,7 @@ def serve(
     """Serve a workload to its end; the engine must then hold nothing.
 
     Args:
-        engine: Of the strategies under test, on a fake backend.
+        engine: Engine of the strategies under test, on a fake backend.
         clock: The engine's; advances by 0.05 s a step.
         todo: In order of their steps.
         abort_every: Abort the oldest live request every so many steps; 0: never.
@@ -118,7 +118,7 @@ def wrong_texts(served: Served, todo: Sequence[Arrival], *, eos: int = 0) -> lis
     """Return the requests that failed, or whose text is not the one the fake model has for their prompt; in words. Pure.
 
     Args:
-        served: What became of them.
+        served: Outcome of each request.
         todo: The requests.
         eos: End-of-sequence token of the fake backend.
     """

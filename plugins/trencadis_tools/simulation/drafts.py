@@ -169,8 +169,8 @@ class DrawnDrafter:
 
     Args:
         facts: How often drafts are right.
-        seed: Of the workload.
-        step_times: Of the model.
+        seed: Seed of the workload.
+        step_times: Step times of the model.
 
     Raises:
         ConfigValueError: Drafting takes a share of a step whose time depends on its bucket.
@@ -226,8 +226,8 @@ class SimulatedSpeculator(Speculator):
     """Proposes as many drafts as the drafter has; their tokens say nothing.
 
     Args:
-        max_draft_tokens: Of the speculator in whose place it is.
-        drafter: What becomes of drafts.
+        max_draft_tokens: Limit of the speculator that it stands for.
+        drafter: Draws which drafts are accepted.
         context: Has the engine's clock, which stands still until drafting has taken its time.
     """
 
@@ -283,8 +283,8 @@ def drafter_of(
     Args:
         config: Any.
         facts: By name of the speculator.
-        seed: Of the workload.
-        step_times: Of the model.
+        seed: Seed of the workload.
+        step_times: Step times of the model.
 
     Raises:
         ConfigError: See :func:`facts_of` and :class:`DrawnDrafter`.
@@ -297,8 +297,8 @@ def simulated_speculation(config: Config, drafter: Drafter | None) -> NounConfig
     """Return the table ``[speculation]`` of a simulated engine. Pure.
 
     Args:
-        config: Of the engine.
-        drafter: What becomes of its drafts; None: there are none.
+        config: Configuration of the engine.
+        drafter: Draws which drafts are accepted; None: there are none.
 
     Raises:
         ConfigError: Drafts branch, or nothing says how many there may be.

@@ -34,8 +34,8 @@ class ReplicaEvent:
 
     Attributes:
         time_s: Since the start of the run.
-        replica: Its index.
-        kind: What happens.
+        replica: Index of the replica.
+        kind: Kind of event.
     """
 
     time_s: float = attrs.field(converter=float, validator=and_(ge(0.0), lt(math.inf)))

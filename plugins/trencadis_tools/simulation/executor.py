@@ -74,7 +74,7 @@ class Timeline:
 
     Attributes:
         free_s: When the newest step ends.
-        until_s: Of a stretch of steps, those are computed that have begun by then; the engine's caller sets it.
+        until_s: End of a stretch of steps: those are computed that have begun by then; the engine's caller sets it.
         ended: When each of the steps ended that were waited for last, and how long it computed.
     """
 
@@ -91,7 +91,7 @@ class Timeline:
         """Return when each of some steps ends, each with one more token of every sequence, and how long it computes.
 
         Args:
-            shape: Of the first one.
+            shape: Shape of the first step.
             num_steps: At least 1.
         """
         self._shape = shape
@@ -150,10 +150,10 @@ class SimulatedExecutor(Executor):
         max_model_len: Longest sequence, tokens.
         vocab_size: Tokens that prompts are made of; 0: :data:`EOS` and one for each request beyond token 1.
         block_size: Tokens per block, if the config names no size.
-        layout: Of batches; of all but ``ragged`` steps have buckets, and each is a batch of its own.
+        layout: Layout of batches; of all but ``ragged`` steps have buckets, and each is a batch of its own.
         drafter: Says which drafts stand; None: there are none.
-        kv_bytes_per_token: Of the simulated model.
-        stores: Of the run, for KV connectors; None: of this engine alone.
+        kv_bytes_per_token: Size of a token's KV in the simulated model, in bytes.
+        stores: Stores of the run, for KV connectors; None: of this engine alone.
         load_timeout_s: After which the engine gives a KV load up.
         log: Notes steps; or None.
 
@@ -310,7 +310,7 @@ class SimulatedExecutor(Executor):
 
         Args:
             batch: Submitted.
-            ends: Of the steps that are computed.
+            ends: Ends of the steps that are computed.
         """
         num_steps = len(ends)
         num_emitted: Int32Array = np.zeros(batch.num_sequences, np.int32)
@@ -360,8 +360,8 @@ class SimulatedExecutor(Executor):
 
         Args:
             batch: Submitted.
-            output: Of it.
-            ends: Of the steps that were computed.
+            output: Output of that step.
+            ends: Ends of the steps that were computed.
         """
         if self._connector is None or self._pool is None:
             return output

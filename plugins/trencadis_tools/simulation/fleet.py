@@ -100,9 +100,9 @@ class _Live:
     Attributes:
         index: In the workload.
         sent_s: When.
-        request: As a replica gets it; with the tokens that came if it has left another replica.
+        request: Request as a replica gets it; with the tokens that came if it has left another replica.
         replica: That has it; -1: none.
-        routed: What the router was shown.
+        routed: Request as the router was shown it.
         first_token_s: When its first token came, from a replica that it has left since; NaN: none came there.
         num_cached_tokens: On the first replica; -1: none has begun it.
         num_preemptions: On replicas that it has left.
@@ -191,9 +191,9 @@ def simulate(
         workload: Which requests come when.
         step_times: How long steps take.
         replicas: How many, with equal configurations.
-        events: What happens to replicas.
+        events: Events of replicas.
         watcher: Sees what engines do.
-        drafts: What becomes of drafts, by name of the speculator; see :func:`load_drafts`.
+        drafts: Acceptance of drafts, by name of the speculator; see :func:`load_drafts`.
         token_times: Whether records have the time of each token; 8 bytes for each of them.
         log: Notes the steps of a run of one replica; or None.
         note: Called now and then with the number of requests that have ended; or None.
@@ -232,10 +232,10 @@ class Fleet:
         workload: The requests.
         step_times: How long steps take.
         replicas: How many.
-        events: What happens to them.
+        events: Events of the replicas.
         watcher: Sees what engines do; then each step is a plan of its own.
         max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one, as always with drafts.
-        drafter: What becomes of drafts; None: there are none.
+        drafter: Draws which drafts are accepted; None: there are none.
         token_times: See :func:`simulate`.
         log: See :func:`simulate`.
         note: See :func:`simulate`.
@@ -704,8 +704,8 @@ def _note_residence(live: _Live, end: FinishedSequence, now_s: float) -> None:
 
     Args:
         live: The request.
-        end: Its sequence there.
-        now_s: What came later does not count.
+        end: Ended sequence on that replica.
+        now_s: Time after which nothing counts.
     """
     if math.isnan(live.first_token_s) and end.first_token_s is not None and end.first_token_s <= now_s:
         live.first_token_s = end.first_token_s

@@ -37,7 +37,7 @@ class Unfinished:
     Attributes:
         request_id: Which.
         token_ids: Tokens that came until then, those of earlier replicas included.
-        end: Its sequence, if the replica had begun with it.
+        end: Ended sequence, if the replica had begun with it.
     """
 
     request_id: str
@@ -50,26 +50,26 @@ class Replica:
     """Steps one engine. Requests that come while a step runs are added after it, as an engine takes them in between two steps.
 
     Attributes:
-        index: Its number.
+        index: Index of the replica.
         serial: Number of its engine among all that were built.
-        engine: Of it.
+        engine: Engine of the replica.
         clock: The engine's.
         refused: Called with each request that the engine or the policy refused.
         watcher: Sees what the engine does, or None.
         inbox: Requests for the next step, in the order in which they came.
         executor: The engine's.
         leaving: Requests that leave when the step that runs has ended, each with the replica that it is moved to.
-        deltas: Of the step that runs, not to be seen before ``clock`` says so; None: no step runs.
+        deltas: Tokens of the step that runs, not to be seen before ``clock`` says so; None: no step runs.
         ends_s: When the step that runs ends; infinity: none runs.
-        is_open: What runs are several steps, of which it is not decided how many there are: until ``ends_s``, or until a request comes.
+        is_open: Several steps run whose number is not decided: until ``ends_s``, or until a request comes.
         wakes_s: When a KV transfer ends that all its sequences wait for; infinity: there is none.
-        is_scheduled: Its next step, or the end of one, is an event that is to come.
+        is_scheduled: The next step, or the end of one, is an event that is to come.
         is_draining: It gets nothing new.
         joins_when_empty: It is started again as soon as it has nothing left.
         reported: Takes its load, for a router; None: there is none.
         sizes: Sequences that wait and run, as the router knows them.
-        is_stretch: What runs, or ran last, are several steps.
-        token_times: Of each request that was sent, by id, where its tokens' times are noted; None: nowhere.
+        is_stretch: The steps that run, or ran last, are several.
+        token_times: Times of the tokens of each request that was sent, by id; None: not noted.
         times_of: The same by slot.
     """
 
@@ -152,7 +152,7 @@ class Replica:
         """Note when tokens came.
 
         Args:
-            deltas: Of the step, or of the steps, that were waited for last.
+            deltas: Tokens of the step, or of the steps, that were waited for last.
             has_ended: Otherwise the last step gave nothing yet.
         """
         times = [end_s for end_s, _ in self.executor.timeline.ended[:-1]]
@@ -224,7 +224,7 @@ class Replica:
         """End what the engine has begun; returns it, what ended in the step that runs first, then by order of arrival.
 
         Args:
-            hidden: What that step gives, or None: no step runs.
+            hidden: Tokens of that step, or None: no step runs.
         """
         num_hidden = self._num_hidden(hidden)
         ended = [] if hidden is None else list(hidden.finished)

@@ -19,7 +19,7 @@ class RequestRecord:
     """One request. Times are seconds since the start of the run; those of what did not come are NaN.
 
     Attributes:
-        request: What was asked.
+        request: Request of the workload.
         sent_s: When it was sent: ``arrival_s``, or later if it follows another one.
         first_token_s: When its first token came.
         finished_s: When its last one came.
@@ -86,22 +86,22 @@ class Run:
     Attributes:
         records: One for each request, in the workload's order.
         duration_s: From the start to the last token.
-        num_steps: Of all engines.
+        num_steps: Number of steps of all engines.
         num_scheduled_tokens: Tokens computed, all engines together.
-        num_recomputed_tokens: Of these, a second time.
-        num_preemptions: Of all engines.
+        num_recomputed_tokens: Number of tokens that were computed again.
+        num_preemptions: Number of preemptions of all engines.
         busy_s: Seconds that each replica computed.
         end_s: When the last step ended, perhaps after the last token.
         num_prompt_tokens_admitted: Prompt tokens of requests that began to run.
-        num_prompt_tokens_cached: Of these, taken from prefix caches.
+        num_prompt_tokens_cached: Number of tokens of prompts that were taken from prefix caches.
         num_plans: Steps that engines planned; on simulated devices some stand for several.
         num_moved: Times that a request had to leave a replica that failed.
         num_buckets: That an engine prepares at its start, on a device with static shapes.
         num_draft_tokens: Drafts that were verified.
-        num_accepted_tokens: Of these, drafts that became part of an answer.
+        num_accepted_tokens: Number of drafts that became part of an answer.
         num_rebalanced: Times that the router moved a request from a replica that served.
         num_refused_moves: Moves that the router asked for and that were not made.
-        kv: What went to KV stores and came from there; None: there were none.
+        kv: Traffic to and from KV stores; None: there were none.
         policy_reads: Columns of the view and fields of requests that the scheduling policy read; None: that was not watched.
     """
 

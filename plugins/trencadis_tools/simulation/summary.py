@@ -31,8 +31,8 @@ class RunSummary:
 
     Attributes:
         num_replicas: Engines.
-        num_requests: Of the workload.
-        num_answered: Of these.
+        num_requests: Number of requests of the workload.
+        num_answered: Number of requests that were answered.
         duration_s: From the start to the last token.
         request_rate: Answers a second.
         output_rate: Output tokens a second.
@@ -45,17 +45,17 @@ class RunSummary:
         busy_ratio: Share of the time that replicas computed, their mean.
         busy_imbalance: The busiest replica's time by the mean; 1 is even.
         request_imbalance: The same of requests.
-        num_preemptions: Of all engines.
+        num_preemptions: Number of preemptions of all engines.
         recompute_ratio: Tokens computed a second time by tokens computed.
         num_moved: Times that a request left a replica that failed.
         num_draft_tokens: Drafts that were verified.
-        num_accepted_tokens: Of these, drafts that became part of an answer.
+        num_accepted_tokens: Number of drafts that became part of an answer.
         num_rebalanced: Times that the router moved one from a replica that served.
         is_saturated: Whether more requests came than were answered, so that latencies depend on the length of the run; None: scipy,
             which tells, is not installed.
-        num_steps: Of all engines.
-        num_skipped_steps: Of these, computed at once with the one before.
-        kv: What went to KV stores and came from there; None: there were none.
+        num_steps: Number of steps of all engines.
+        num_skipped_steps: Number of steps that were computed at once with the one before.
+        kv: Traffic to and from KV stores; None: there were none.
         kv_link_ratio: Share of the time that links to stores passed bytes on, their mean.
     """
 

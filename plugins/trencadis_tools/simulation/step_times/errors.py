@@ -18,7 +18,7 @@ class KindErrors:
     """Errors of one kind of step, as parts of the measured time: 0.02 is 2 %.
 
     Attributes:
-        num_steps: Of the kind.
+        num_steps: Number of steps of the kind.
         measured_s: Wall time of all, idle time left out, seconds.
         device_mape: Mean absolute error of a step's device time.
         device_median: Median absolute error of it.

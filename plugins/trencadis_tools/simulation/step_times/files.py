@@ -27,7 +27,7 @@ def step_times_json(times: LinearStepTimes | BucketStepTimes, facts: Mapping[str
 
     Args:
         times: The model.
-        facts: What else the file is to say: whence it comes, and how good it is.
+        facts: Further contents of the file: origin and errors of the step times.
     """
     if isinstance(times, LinearStepTimes):
         return {"format": _FORMAT, "kind": "linear", "coefficients": attrs.asdict(times), **facts}

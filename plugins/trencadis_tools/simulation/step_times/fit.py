@@ -54,7 +54,7 @@ class Coefficient:
 
     Attributes:
         value: Seconds for one of its sizes.
-        error: Its standard error, seconds; 0 where it came out as 0.
+        error: Standard error, seconds; 0 where it came out as 0.
     """
 
     value: float
@@ -67,9 +67,9 @@ class Fit:
 
     Attributes:
         times: The model.
-        coefficients: Of its lines, by name.
+        coefficients: Coefficients of the line, by name.
         num_steps: Used.
-        num_outliers: Of these, steps that lost their weight in the device's fit.
+        num_outliers: Number of steps that lost their weight in the device's fit.
     """
 
     times: LinearStepTimes | BucketStepTimes

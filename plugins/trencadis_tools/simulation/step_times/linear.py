@@ -20,9 +20,9 @@ class HostTimes:
     """Time of the host for a step, beside what the device takes.
 
     Attributes:
-        host_base_s: Of every step, seconds.
-        host_row_s: Of every sequence, seconds.
-        host_new_s: Of every sequence that is admitted, seconds.
+        host_base_s: Time of every step, seconds.
+        host_row_s: Time of every sequence, seconds.
+        host_new_s: Time of every sequence that is admitted, seconds.
         overlap: The host plans a step while the device computes the one before (engine depth 2): of its time only what exceeds the
             device's counts. Times fitted from records are those that the device waited, whatever the depth: for them it is False.
     """
@@ -47,11 +47,11 @@ class LinearStepTimes(HostTimes):
     """Coefficients times sizes; the defaults are those of :class:`~trencadis.records.StepTime`, and no host time.
 
     Attributes:
-        base_s: Of every step on the device, seconds: weights are read once, kernels are launched.
-        token_s: Of every token, seconds.
-        context_s: Of every KV entry that is read, seconds.
-        product_s: Of every pair of a prefill's token and a KV entry that it reads, seconds.
-        row_s: Of every sequence, seconds.
+        base_s: Time of every step on the device, seconds: weights are read once, kernels are launched.
+        token_s: Time of every token, seconds.
+        context_s: Time of every KV entry that is read, seconds.
+        product_s: Time of every pair of a prefill's token and a KV entry that it reads, seconds.
+        row_s: Time of every sequence, seconds.
         prefill_token_s: Time of every token of a prefill in addition to ``token_s``, seconds: a decode's token is nearly free where
             reading weights takes longer than computing it.
     """

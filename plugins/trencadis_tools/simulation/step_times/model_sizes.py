@@ -31,13 +31,13 @@ class ModelSizes:
         head_size: Numbers of a head.
         ffn_size: Width of a layer's feed-forward network, where it has no experts.
         num_expert_layers: Layers with experts.
-        num_experts: Of such a layer.
+        num_experts: Number of experts of such a layer.
         num_routes: Experts that compute a token.
         expert_size: Width of an expert.
         shared_expert_size: Width of the experts that compute every token, together.
-        dtype: Of weights: names the peak of the device.
-        weight_bytes: Of one weight.
-        activation_bytes: Of one number of activations and of the KV cache.
+        dtype: Data type of weights: names the peak of the device.
+        weight_bytes: Size of one weight, in bytes.
+        activation_bytes: Size of one number of activations and of the KV cache, in bytes.
     """
 
     num_layers: int

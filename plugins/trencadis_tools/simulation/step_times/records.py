@@ -28,7 +28,7 @@ class StepRecord:
     """One step that was measured.
 
     Attributes:
-        shape: Its sizes.
+        shape: Sizes of the step.
         now_s: Engine clock at its commit.
         wall_s: Since the commit before, idle time left out, seconds; see the recorder.
         device_s: On the device, seconds.
@@ -72,7 +72,7 @@ class StepRecords:
 
     Attributes:
         steps: In order.
-        measured: What the first line says of model, processor and versions.
+        measured: Model, processor and versions by the first line.
         file: Where they come from.
     """
 

@@ -60,16 +60,16 @@ class Factors:
     """What parts of a step are multiplied by, and what they are added to.
 
     Attributes:
-        prefill_compute: Of the operations of prefills.
-        prefill_kv: Of writing their keys and values.
-        decode_compute: Of the operations of decodes.
-        decode_kv: Of reading and writing keys and values of decodes.
-        weights: Of reading all weights once.
-        link: Of sums over the ranks. Source: 0.752 times bytes over the memory's bandwidth of the H100; here over its link's.
-        layer_s: Of each layer, seconds.
-        row_s: Of each sequence, seconds.
-        step_s: Of each step, seconds.
-        expert_layer_s: Of each layer with experts, where others have none, seconds.
+        prefill_compute: Factor of the operations of prefills.
+        prefill_kv: Factor of writing their keys and values.
+        decode_compute: Factor of the operations of decodes.
+        decode_kv: Factor of reading and writing keys and values of decodes.
+        weights: Factor of reading all weights once.
+        link: Factor of sums over the ranks. Source: 0.752 times bytes over the memory's bandwidth of the H100; here over its link's.
+        layer_s: Time of each layer, seconds.
+        row_s: Time of each sequence, seconds.
+        step_s: Time of each step, seconds.
+        expert_layer_s: Time of each layer with experts, where others have none, seconds.
     """
 
     prefill_compute: float = attrs.field(default=0.152128, validator=_FACTOR)
@@ -98,8 +98,8 @@ class DeviceSheet:
     Attributes:
         name: In full.
         flops: Peak operations per second, dense, by type of weights.
-        bandwidth_bytes_per_s: Of its memory.
-        memory_bytes: Of its memory.
+        bandwidth_bytes_per_s: Bandwidth of the memory, in bytes per second.
+        memory_bytes: Size of the memory, in bytes.
         link_bytes_per_s: Peak rate to the other devices of a node, one direction; a device without links computes alone.
         link_latency_s: Time that a sum over the ranks takes, however few bytes it sends.
         sources: Where the numbers are from.
@@ -267,10 +267,10 @@ class SheetStepTimes:
     """Step times of a model on a device, divided over ``tensor`` devices; the host's are part of the factors.
 
     Attributes:
-        model: Its sizes.
-        device: Its sheet.
+        model: Sizes of the model.
+        device: Sheet of the device.
         tensor: Ranks that divide every layer; divides the heads.
-        form: Of the sum, one of ``FORMS``; see the head of this module.
+        form: Form of the sum, one of ``FORMS``; see the head of this module.
     """
 
     model: ModelSizes
