@@ -30,6 +30,8 @@ namespace {
 
 constexpr int64_t FEW = 4;          // rows that every thread prepares for itself
 constexpr int64_t ROW_BLOCK = 240;  // rows of one piece of work
+constexpr int64_t PIECE_BYTES = 1 << 17;  // of weights in one piece for few rows: memory that is read on and on is read quickest
+constexpr int64_t PIECES_EACH = 4;        // of a thread's, at least: threads end together
 
 // Mirrored by ctypes structures in native_decoder.py: the same fields in the same order, 8 bytes each.
 struct Norm {
@@ -372,26 +374,28 @@ class Member {
             return;
         }
         const int64_t blocks = num_blocks();
+        const int64_t some = rows < TILE_ROWS ? rows : TILE_ROWS, room = TILE_ROWS / (some ? some : 1), most = in_piece(w, size / PANEL, 1);
+        const int64_t panels = most < room ? most : room, width = panels * PANEL, count = (size + width - 1) / width;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < size / PANEL * blocks; ++i) {
-            const int64_t first = i % (size / PANEL) * PANEL, row = block(i / (size / PANEL)), end = block(i / (size / PANEL) + 1);
-            for (int64_t m = row; m < end; m += TILE_ROWS)
-                gate(layer, in, m, m + TILE_ROWS < end ? m + TILE_ROWS : end, first);
+        for (int64_t i = 0; i < count * blocks; ++i) {
+            const int64_t first = i % count * width, last = first + width < size ? first + width : size;
+            const int64_t row = block(i / count), end = block(i / count + 1), step = TILE_ROWS / panels;
+            for (int64_t m = row; m < end; m += step) gate(layer, in, m, m + step < end ? m + step : end, first, last);
         }
         mark(GATE_UP);
     }
 
-    // Some rows' activated gates times values, for one panel of each.
-    void gate(const Layer& layer, const Input& in, int64_t row, int64_t end, int64_t first) {
+    // Some rows' activated gates times values, for some panels of each.
+    void gate(const Layer& layer, const Input& in, int64_t row, int64_t end, int64_t first, int64_t last) {
         const Product& w = layer.gate_up;
-        const int64_t size = w.num_outputs / 2;
+        const int64_t size = w.num_outputs / 2, width = last - first;
         float* const values = tiles + TILE;
-        const Linear left{w.bias, tiles, PANEL, w.num_outputs, w.num_inputs, false, row, first};
-        const Linear right{w.bias, values, PANEL, w.num_outputs, w.num_inputs, false, row, first + size};
-        panel(w, in, left, row, end, first);
-        panel(w, in, right, row, end, first + size);
+        const Linear left{w.bias, tiles, width, w.num_outputs, w.num_inputs, false, row, first};
+        const Linear right{w.bias, values, width, w.num_outputs, w.num_inputs, false, row, first + size};
+        for (int64_t output = first; output < last; output += PANEL) panel(w, in, left, row, end, output);
+        for (int64_t output = first; output < last; output += PANEL) panel(w, in, right, row, end, output + size);
         for (int64_t m = 0; m < end - row; ++m)
-            gate_row(tiles + m * PANEL, values + m * PANEL, PANEL, layer.activation, p.gated + (row + m) * size + first);
+            gate_row(tiles + m * width, values + m * width, width, layer.activation, p.gated + (row + m) * size + first);
     }
 
     // What the experts of a layer make of all rows, and logits of the gates of what is beside them.
@@ -491,6 +495,14 @@ class Member {
     int64_t num_blocks() const { return (rows + ROW_BLOCK - 1) / ROW_BLOCK; }
     int64_t block(int64_t i) const { return rows * i / (num_blocks() ? num_blocks() : 1); }
 
+    // How many times so many panels make one piece of work, where a product has `count` of them.
+    int64_t in_piece(const Product& w, int64_t count, int64_t panels) const {
+        const int64_t runs = (rows + MOST_ROWS - 1) / MOST_ROWS;
+        const int64_t by_bytes = PIECE_BYTES / (runs * panels * panel_bytes(w) + 1), by_threads = count / (p.num_threads * PIECES_EACH);
+        const int64_t most = by_bytes < by_threads ? by_bytes : by_threads;
+        return most > 1 ? most : 1;
+    }
+
     void multiply(const Product& w, const Input& in, const Linear& layer) {
         multiply(w, in, layer, 1, [](int64_t, int64_t, int64_t, int64_t) {});
     }
@@ -498,7 +510,8 @@ class Member {
     // A product of all rows; `after` each piece of some panels, its thread goes on with the outputs and rows it has made.
     template <typename After>
     void multiply(const Product& w, const Input& in, const Linear& layer, int64_t panels, const After& after) {
-        const int64_t blocks = num_blocks(), width = panels * PANEL, count = (w.num_outputs + width - 1) / width;
+        const int64_t blocks = num_blocks(), each = panels * PANEL;
+        const int64_t width = each * in_piece(w, w.num_outputs / each, panels), count = (w.num_outputs + width - 1) / width;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < count * blocks; ++i) {
             const int64_t first = i % count * width, row = block(i / count), end = block(i / count + 1);
