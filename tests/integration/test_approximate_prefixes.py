@@ -158,6 +158,7 @@ def test_blended_kv_is_never_offered_for_saving_or_held():
     scheduler.on_computed = lambda **given: asked.append(given)  # type: ignore[method-assign]
     scheduler.on_finished = lambda request, **given: asked.append(given)  # type: ignore[method-assign]
     scheduler.finished_params = lambda request: asked.append(request)  # type: ignore[method-assign]
+    kitchen.engine._state.transfers.connector.strategy = scheduler
     assert kitchen.serve(PROMPT, ratio=0.2, max_tokens=20).num_approximate_tokens
     assert asked == []
     kitchen.serve(PROMPT)

@@ -319,6 +319,7 @@ def test_what_a_tree_left_serves_the_next_chain(verifier: Path, tmp_path: Path) 
     speculator.propose = lambda view: inner(  # type: ignore[method-assign]
         attrs.evolve(view, linear_only=np.ones_like(view.linear_only) if next(steps) % 2 else view.linear_only)
     )
+    engine._drafting._speculator.strategy = speculator
     asked = Asked(engine)
     serve(engine, GREEDY, PROMPTS[:2])
     engine.close()

@@ -86,6 +86,7 @@ class Asked:
             return found
 
         speculator.propose = propose  # type: ignore[method-assign]
+        engine._drafting._speculator.strategy = speculator
 
 
 def serve(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> dict[str, FinishedSequence]:
