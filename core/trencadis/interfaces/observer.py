@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC
+from typing import Any
 
+from trencadis.errors import ContractError
+from trencadis.interfaces.laws import Law, law, tell, tell_always
 from trencadis.records import EngineGauges, FinishedSequence, StepStats
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "Observer"]
 
 INTERFACE_VERSION = 1
 STABILITY = "stable"
+
+
+def _text(method: str, answer: Any) -> str:
+    if isinstance(answer, str):
+        return answer
+    raise ContractError(f"{method}() returned {type(answer).__name__}, which is no text")
 
 
 class Observer(ABC):  # noqa: B024 - every method has a default
@@ -19,15 +28,19 @@ class Observer(ABC):  # noqa: B024 - every method has a default
     calls may take: ``[observer] budget_ms`` on average. One call of several seconds is enough. Built-in ones are only warned about.
     """
 
-    def on_step(self, stats: StepStats) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_step(self, stats: StepStats) -> None:
         """See a committed step. Once per step; at most 50 µs."""
 
-    def on_request(self, finished: FinishedSequence) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_request(self, finished: FinishedSequence) -> None:
         """See a sequence that left the engine, for whatever reason. Once per sequence; at most 50 µs."""
 
-    def on_scrape(self, gauges: EngineGauges) -> None:  # noqa: B027 - optional
+    @tell  # noqa: B027 - optional
+    def on_scrape(self, gauges: EngineGauges) -> None:
         """See what the engine holds now. Right before :meth:`metrics`, also before the first step; at most 50 µs."""
 
+    @law(Law("text", _text), otherwise="")
     def metrics(self) -> str:
         """Return what the server's ``/metrics`` is to show, in Prometheus' text format; empty: nothing.
 
@@ -37,5 +50,6 @@ class Observer(ABC):  # noqa: B024 - every method has a default
         """
         return ""
 
-    def close(self) -> None:  # noqa: B027 - optional
+    @tell_always  # noqa: B027 - optional
+    def close(self) -> None:
         """Flush; the engine is closing."""

@@ -515,6 +515,7 @@ CASES += (
         ),
     ),
 )
+CASES += (Case(Observer.metrics, ("", b"mine 1\n", None, {"mine": 1}, 3), says="which is no text"),)
 BREACHES = [(case, number) for case in CASES for number in range(1, len(case.answers))]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from typing import Any
 
 from trencadis.clock import Clock
+from trencadis.engine.guard import Contained, Words
 from trencadis.engine.inspect.metrics_page import MetricsPage
-from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
+from trencadis.faults import CallMeter, FaultLog
 from trencadis.interfaces import Observer
+from trencadis.interfaces.laws import Rule
 from trencadis.records import EngineGauges, FinishedSequence, StepStats
 
 __all__ = ["Observers"]
@@ -20,14 +22,14 @@ _WINDOW = 100
 """Calls over which the time budget is averaged."""
 
 
-class _Watched:
+class _Watched(Contained[Observer]):
     """An observer, with the time that its calls in steps and its pages took: the ones take microseconds, the others milliseconds."""
 
     def __init__(self, name: str, observer: Observer, clock: Clock, *, budget_s: float, is_kept: bool) -> None:
-        self.name = name
-        self.observer = observer
-        self.is_kept = is_kept
-        self.meter = CallMeter(
+        self._is_kept = is_kept
+        self._num_calls, self._spent_s = 0, 0.0
+        self._now_s = clock.now_s
+        meter = CallMeter(
             name,
             clock=clock,
             budget_s=budget_s * _WINDOW,
@@ -35,8 +37,45 @@ class _Watched:
             max_overruns=2,
             at_once=5,
         )
-        self.num_calls = 0
-        self.spent_s = 0.0
+        words = Words(
+            goes_on="; the run goes on, further failures are counted.",
+            off=": it is switched off {how_long}.",
+            back="is called again",
+        )
+        super().__init__(Observer, name, observer, words, meter=meter)
+
+    def _made(self, rule: Rule, call: Callable[..., Any]) -> Callable[..., Any]:
+        made = super()._made(rule, call)
+        if rule.method not in _IN_STEPS:
+            return made
+
+        def in_steps(record: object) -> None:
+            began_s = self._now_s()
+            made(record)
+            self._spend(rule, self._now_s() - began_s)
+
+        return in_steps
+
+    def _spend(self, rule: Rule, took_s: float) -> None:
+        """Add a call in a step to what the last calls took together, at most a window of them; a long one counts with its own time."""
+        meter = self._meter
+        self._num_calls += 1
+        self._spent_s += meter.charged_s(took_s) if took_s > _LONG_S else took_s
+        spent_s = self._spent_s
+        if self._num_calls == _WINDOW or spent_s > meter.budget_s:
+            self._num_calls, self._spent_s = 0, 0.0
+        if spent_s > meter.budget_s:
+            super()._note_slow(rule, spent_s, 1)
+
+    def _note_slow(self, rule: Rule, took_s: float, num_budgets: float) -> None:
+        if rule.method not in _IN_STEPS:
+            super()._note_slow(rule, took_s, num_budgets)
+
+    def _switch_off(self, fault: str) -> None:
+        if self._is_kept:
+            self._faults.say(f"{self.label} is too slow", f"{self.label} {fault}; steps go on waiting for it.")
+        else:
+            super()._switch_off(fault)
 
 
 class Observers:
@@ -63,20 +102,25 @@ class Observers:
             for name, observer in observers
         ]
         self._faults = FaultLog(logger)
-        self.num_failures = 0
+        self._num_pages_refused = 0
+
+    @property
+    def num_failures(self) -> int:
+        """Calls that raised, and pages that no scraper would read."""
+        return self._num_pages_refused + sum([watched.num_errors for watched in self.watched])
 
     def __bool__(self) -> bool:
         return bool(self.watched)
 
     def on_step(self, stats: StepStats) -> None:
         """Show a committed step to all."""
-        for watched in tuple(self.watched):
-            self._call(watched, "on_step", lambda observer: observer.on_step(stats))
+        for watched in self.watched:
+            watched.ask.on_step(stats)
 
     def on_request(self, finished: FinishedSequence) -> None:
         """Show a finished sequence to all."""
-        for watched in tuple(self.watched):
-            self._call(watched, "on_request", lambda observer: observer.on_request(finished))
+        for watched in self.watched:
+            watched.ask.on_request(finished)
 
     def add_metrics(self, page: MetricsPage, gauges: EngineGauges | None = None) -> None:
         """Add what all measured to a page; what no scraper would read is left out, and counted as a failure.
@@ -85,13 +129,10 @@ class Observers:
             page: Grows.
             gauges: What the engine holds now, shown to all before; None: nothing.
         """
-        for watched in tuple(self.watched):
-            texts: list[str] = []
+        for watched in self.watched:
             if gauges is not None:
-                self._call(watched, "on_scrape", lambda observer: observer.on_scrape(gauges))
-            self._call(watched, "metrics", partial(_show, texts))
-            for text in texts:
-                self.num_failures += not page.add(watched.name, text)
+                watched.ask.on_scrape(gauges)
+            self._num_pages_refused += not page.add(watched.label, watched.ask.metrics())
 
     def metrics(self) -> str:
         """Return what all measured, in Prometheus' text format, one after the other."""
@@ -101,61 +142,10 @@ class Observers:
 
     def close(self) -> None:
         """Let all flush."""
-        for watched in tuple(self.watched):
-            self._call(watched, "close", lambda observer: observer.close())
-
-    def _call(self, watched: _Watched, method: str, call: Callable[[Observer], None]) -> None:
-        meter = watched.meter
-        if meter.is_off and method != "close":
-            if not meter.is_due:
-                return
-            meter.switch_on()
-            logger.warning("%s is called again.", watched.name)
-        began = meter.begin()
-        try:
-            call(watched.observer)
-        except BaseException as error:
-            reraise_interrupt(error)
-            self.num_failures += 1
-            said = (
-                f"{watched.name} raised {as_words(error)} in {method}(); the run goes on, further failures are counted."
-            )
-            self._faults.say(f"{watched.name}.{method}", said, error=error)
-        finally:
-            took_s = meter.end(began)
-        if method in _IN_STEPS:
-            took_s = self._spent_s(watched, took_s)
-        if took_s > meter.budget_s and (slow := meter.overran(method, took_s)):
-            self._switch_off(watched, slow)
-
-    def _spent_s(self, watched: _Watched, took_s: float) -> float:
-        """Return what the last calls in steps took together, at most a window of them; a long one counts with its own time."""
-        watched.num_calls += 1
-        watched.spent_s += watched.meter.charged_s(took_s) if took_s > _LONG_S else took_s
-        spent_s = watched.spent_s
-        if watched.num_calls == _WINDOW or spent_s > watched.meter.budget_s:
-            watched.num_calls, watched.spent_s = 0, 0.0
-        return spent_s
-
-    def _switch_off(self, watched: _Watched, fault: str) -> None:
-        if watched.is_kept:
-            self._faults.say(f"{watched.name} is too slow", f"{watched.name} {fault}; steps go on waiting for it.")
-            return
-        logger.error("%s %s: it is switched off %s.", watched.name, fault, watched.meter.switch_off(fault))
+        for watched in self.watched:
+            watched.ask.close()
 
 
 _IN_STEPS = frozenset({"on_step", "on_request"})
 _LONG_S = 0.005
 """A call of which it is looked at whose time it was."""
-
-
-def _show(texts: list[str], observer: Observer) -> None:
-    """Add what an observer measured.
-
-    Raises:
-        TypeError: It is no text.
-    """
-    text: object = observer.metrics()
-    if not isinstance(text, str):
-        raise TypeError(f"metrics() returned {type(text).__name__}, which is no text")
-    texts.append(text)
