@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
-    from trencadis.screen import child_stderr, drain_children
     from trencadis.startup import (
         LEDGER,
         LedgerEntry,
@@ -159,12 +158,10 @@ _HOMES = {
     "check_model_path": "text",
     "check_request": "engine.request_check",
     "check_sources": "config.check_sources",
-    "child_stderr": "screen",
     "claim_process": "startup",
     "completing_buckets": "engine.batching.warmup",
     "configure_logging": "log",
     "differences": "plan_lock",
-    "drain_children": "screen",
     "dump_config": "config.dump",
     "dump_options": "config.dump",
     "encode_chat": "text",
@@ -267,12 +264,10 @@ __all__ = [
     "check_model_path",
     "check_request",
     "check_sources",
-    "child_stderr",
     "claim_process",
     "completing_buckets",
     "configure_logging",
     "differences",
-    "drain_children",
     "dump_config",
     "dump_options",
     "encode_chat",

@@ -5,7 +5,6 @@ After it, the remaining checks run in a new process, a limited number of times.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -19,6 +18,7 @@ from typing import IO, Any
 
 import attrs
 
+from trencadis.processes import kill_session
 from trencadis_gaudi.checks.records import Check, Found, Result
 from trencadis_gaudi.checks.table import START, checks_of
 
@@ -163,9 +163,8 @@ def _exit(process: subprocess.Popen[bytes], *, is_done: bool) -> str:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its children."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """Kill a process and its children, which may have outlived it."""
+    kill_session(process.pid)
     process.wait()
 
 

@@ -5,15 +5,10 @@ submit() ─▶ queue by tenant ─▶ thread ═ pipe ═▶ template_worker.py
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -25,6 +20,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import attrs
 
 from trencadis.errors import InvalidRequestError, RequestRefusedError
+from trencadis.processes import LineProcess
 
 __all__ = ["MAX_CPU_S", "Render", "Rendered", "TemplatePool", "TemplateStoppedError", "template_pool"]
 
@@ -179,33 +175,32 @@ def template_pool() -> TemplatePool:
 
 # -------------------------------------------------------------------------------------------------------- processes
 
-_RUNNING: Final[set[subprocess.Popen[bytes]]] = set()
 _KEPT_VARIABLES = ("LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")
 """What a template's time of day depends on, and nothing else of this process's environment, which may hold keys."""
 
 
 class _Worker:
-    """A subprocess that renders, started on demand and again after it was killed. One thread."""
+    """Renders in a process. One thread."""
 
     def __init__(self, pool: TemplatePool) -> None:
         self._pool = pool
-        self._process: subprocess.Popen[bytes] | None = None
+        kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        self._process = LineProcess(_WORKER, environment=kept, setup=self._count)
+        self.close = self._process.close
 
     def render(self, template: str, variables: Mapping[str, Any], *, texts: Sequence[str] = ()) -> Rendered:
         """Return what a template writes; see :class:`Render`."""
         line = _line(template, variables, texts, self._pool.max_cpu_s)
-        code = 0
-        for _ in range(2):
-            process = self._started()
-            answer = _exchange(process, line, time.monotonic() + _WALL_S)
-            if answer:
-                return _rendered(answer)
-            process.kill()
-            code = process.wait()
-            self.close()
-            if code != 0:  # else it has left after a conversation that took much memory
-                break
-        raise self._stopped(code)
+        answer = self._process.ask(line, timeout_s=_WALL_S)
+        if answer == 0:  # it has left after a conversation that took much memory
+            answer = self._process.ask(line, timeout_s=_WALL_S)
+        if isinstance(answer, int):
+            raise self._stopped(answer)
+        return _rendered(answer)
+
+    def _count(self) -> bytes:
+        self._pool.num_started += 1
+        return b""
 
     def _stopped(self, code: int) -> TemplateStoppedError:
         if code in (-signal.SIGPROF, -signal.SIGKILL):
@@ -220,66 +215,6 @@ class _Worker:
             f"the model's chat template {why}.",
             hint="Send a shorter conversation; if short ones fail as well, the template that came with the model is at fault.",
         )
-
-    def close(self) -> None:
-        """Stop the process, if there is one."""
-        process, self._process = self._process, None
-        if process is not None:
-            _RUNNING.discard(process)
-            _end(process)
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is not None:
-            self.close()  # it ended after a conversation that took much memory
-        if self._process is None:
-            path = os.pathsep.join(path for path in sys.path if path)
-            self._process = subprocess.Popen(
-                # By its file: importing the package takes longer than Jinja.
-                [sys.executable, "-P", str(_WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={"PYTHONPATH": path} | {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
-            )
-            _RUNNING.add(self._process)
-            self._pool.num_started += 1
-        return self._process
-
-
-@atexit.register
-def _end_all() -> None:
-    while _RUNNING:
-        _end(_RUNNING.pop())
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not written yet
-                pipe.close()
-
-
-def _exchange(process: subprocess.Popen[bytes], line: bytes, deadline_s: float) -> bytes:
-    """Return the line that answers a line; empty if the other end closes or on timeout."""
-    assert process.stdin is not None, "it is a pipe"
-    assert process.stdout is not None, "it is a pipe"
-    try:
-        process.stdin.write(line)
-        process.stdin.flush()
-    except OSError:  # it has ended
-        return b""
-    file, poll, parts = process.stdout.fileno(), select.poll(), [b""]
-    poll.register(file, select.POLLIN)
-    while not parts[-1].endswith(b"\n"):
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or not poll.poll(left_s * 1000):
-            return b""
-        parts.append(os.read(file, 65_536))
-        if not parts[-1]:
-            return b""
-    return b"".join(parts)
 
 
 def _line(template: str, variables: Mapping[str, Any], texts: Sequence[str], max_cpu_s: float) -> bytes:

@@ -7,14 +7,9 @@ The library lets go of Python's lock, so that a thread blocks no other; but only
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -22,13 +17,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import attrs
 
 from trencadis.errors import InvalidRequestError, RequestRefusedError
 from trencadis.interfaces import Vocabulary
+from trencadis.processes import LineProcess
 from trencadis.records import StructuredOutput
 from trencadis_plugins.sampling import grammar_trial
 from trencadis_plugins.sampling.grammar_tokens import TokenTable, allowed_by
@@ -232,7 +229,11 @@ class Grammars:
 
     def _serve(self) -> None:
         """Compile queued grammars; ends when the queue was empty for a while."""
-        trial = _Trial(self._max_cpu_s)
+        trial = LineProcess(
+            Path(grammar_trial.__file__),
+            environment=os.environ,
+            setup=lambda: _setup(self.vocabulary, self.eos_token_id, max_cpu_s=self._max_cpu_s),
+        )
         while (job := self._next()) is not None:
             outcome = self._outcome(job, trial)
             with self._changed:
@@ -266,7 +267,7 @@ class Grammars:
             finally:
                 self._num_idle -= 1
 
-    def _outcome(self, job: _Job, trial: _Trial) -> CompiledGrammar | Exception:
+    def _outcome(self, job: _Job, trial: LineProcess) -> CompiledGrammar | Exception:
         start_s = time.monotonic()
         try:
             self._check_vocabulary()
@@ -288,10 +289,10 @@ class Grammars:
                 field="structured",
             )
 
-    def _compiled(self, wanted: StructuredOutput, trial: _Trial) -> CompiledGrammar:
+    def _compiled(self, wanted: StructuredOutput, trial: LineProcess) -> CompiledGrammar:
         library = _llguidance()
         vocabulary, eos_token_id = self.vocabulary, self.eos_token_id
-        tried = trial.run(wanted, vocabulary, eos_token_id)
+        tried = _tried(wanted, trial, max_cpu_s=self._max_cpu_s)
         reason, num_bytes = tried.get("reason", ""), tried.get("num_bytes", 0)
         if reason:
             raise _refusal(wanted, reason)
@@ -313,102 +314,30 @@ class Grammars:
         return CompiledGrammar(matcher, num_bytes)
 
 
-_RUNNING: Final[set[subprocess.Popen[bytes]]] = set()
+def _setup(vocabulary: Vocabulary, eos_token_id: int, *, max_cpu_s: float) -> bytes:
+    """Return what a process for trials is sent first. Pure."""
+    special = [(token, vocabulary.tokens[token].decode("latin-1")) for token in vocabulary.special_token_ids]
+    setup = {
+        "num_tokens": len(vocabulary.tokens),
+        "eos_token_id": eos_token_id,
+        "special": special,
+        "max_cpu_s": max_cpu_s,
+    }
+    return json.dumps(setup).encode() + b"\n"
 
 
-class _Trial:
-    """A subprocess that compiles grammars on trial, started on demand and again after it was killed. One thread."""
-
-    def __init__(self, max_cpu_s: float) -> None:
-        self._max_cpu_s = max_cpu_s
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def run(self, wanted: StructuredOutput, vocabulary: Vocabulary, eos_token_id: int) -> dict[str, Any]:
-        """Return ``grammar`` in the library's format and ``num_bytes``, or ``reason``."""
-        process = self._started(vocabulary, eos_token_id)
-        assert process.stdin is not None, "it is a pipe"
-        assert process.stdout is not None, "it is a pipe"
-        line = json.dumps({"kind": wanted.kind, "text": wanted.text, "choices": wanted.choices}).encode() + b"\n"
-        try:
-            process.stdin.write(line)
-            process.stdin.flush()
-            answer = _line_of(process.stdout.fileno(), time.monotonic() + _WALL_S)
-        except BrokenPipeError:
-            answer = b""
-        if answer:
-            result: dict[str, Any] = json.loads(answer)
-            return result
-        process.kill()
-        code = process.wait()
-        self.close()
-        if code in (-signal.SIGXCPU, -signal.SIGKILL):
-            return {"reason": f"it takes longer than {self._max_cpu_s:g} s to compile."}
-        if code == -signal.SIGABRT:
-            return {"reason": f"it takes more than {MAX_BYTES >> 20} MiB to compile."}
-        return {"reason": f"the library crashed (exit code {code})."}
-
-    def close(self) -> None:
-        """Stop the process, if there is one."""
-        process, self._process = self._process, None
-        if process is not None:
-            _end(process)
-            _RUNNING.discard(process)
-
-    def _started(self, vocabulary: Vocabulary, eos_token_id: int) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is not None:
-            self.close()  # it ended after a grammar that took much memory
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    grammar_trial.__file__,
-                ],  # by its file: importing the package takes longer than a trial
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
-            _RUNNING.add(self._process)
-            special = [(token, vocabulary.tokens[token].decode("latin-1")) for token in vocabulary.special_token_ids]
-            setup = {
-                "num_tokens": len(vocabulary.tokens),
-                "eos_token_id": eos_token_id,
-                "special": special,
-                "max_cpu_s": self._max_cpu_s,
-            }
-            assert self._process.stdin is not None, "it is a pipe"
-            self._process.stdin.write(json.dumps(setup).encode() + b"\n")
-        return self._process
-
-
-@atexit.register
-def _end_all() -> None:
-    while _RUNNING:
-        _end(_RUNNING.pop())
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not written yet
-                pipe.close()
-
-
-def _line_of(file: int, deadline_s: float) -> bytes:
-    """Return the next line; empty if the other end closes or on timeout."""
-    poll, parts = select.poll(), [b""]
-    poll.register(file, select.POLLIN)
-    while not parts[-1].endswith(b"\n"):
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or not poll.poll(left_s * 1000):
-            return b""
-        parts.append(os.read(file, 65_536))
-        if not parts[-1]:
-            return b""
-    return b"".join(parts)
+def _tried(wanted: StructuredOutput, trial: LineProcess, *, max_cpu_s: float) -> dict[str, Any]:
+    """Return ``grammar`` in the library's format and ``num_bytes``, or ``reason``."""
+    line = json.dumps({"kind": wanted.kind, "text": wanted.text, "choices": wanted.choices}).encode() + b"\n"
+    answer = trial.ask(line, timeout_s=_WALL_S)
+    if isinstance(answer, bytes):
+        result: dict[str, Any] = json.loads(answer)
+        return result
+    if answer in (-signal.SIGXCPU, -signal.SIGKILL):
+        return {"reason": f"it takes longer than {max_cpu_s:g} s to compile."}
+    if answer == -signal.SIGABRT:
+        return {"reason": f"it takes more than {MAX_BYTES >> 20} MiB to compile."}
+    return {"reason": f"the library crashed (exit code {answer})."}
 
 
 def _end_of(vocabulary: Vocabulary) -> int:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trencadis.api import ACTIVITY, LEDGER, EnginePhase, claim_process
+from trencadis.processes import DUMP_SIGNAL
 from trencadis_remote.process.messages import FailedMessage, ReadyMessage, StartMessage
 from trencadis_remote.process.process import LENGTH
 from trencadis_remote.process.wire import as_error, decode_start, encode
 from trencadis_remote.watch.record_signal import ignore_record_signal, record_at_signal
-from trencadis_remote.watch.stall_watch import DUMP_SIGNAL, beat_s
+from trencadis_remote.watch.stall_watch import beat_s
 
 if TYPE_CHECKING:
     from trencadis_remote.process.channel import Channel

@@ -147,7 +147,7 @@ class WakeUpFile:
                 self._writer.send(b"\0")
 
     def clear(self) -> None:
-        """Make the file no_answer again."""
+        """Make the file unreadable again."""
         with self._lock:
             if self._is_awake:
                 self._is_awake = False

@@ -1,7 +1,7 @@
 """The engine's process as its parent sees it: started, watched, ended.
 
     parent ── standard input: StartMessage, then open as long as the parent lives ──▶ child ends with it
-    parent ◀── standard output: no_answer, open as long as the child lives ── child     parent hears its end at once
+    parent ◀── standard output: nothing, open as long as the child lives ── child     parent hears its end at once
 
 What the child prints goes to standard error: on a terminal through this process, see ``trencadis.screen``. It is in a session of its own, so Ctrl-C reaches the parent alone.
 """
@@ -11,21 +11,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import weakref
 from typing import Any
 
-from trencadis.api import ENVIRONMENT_PREFIX, ActivityView, child_stderr, drain_children
+from trencadis.api import ENVIRONMENT_PREFIX, ActivityView
 from trencadis.errors import ConfigError, InvalidRequestError
+from trencadis.processes import close_pipes, describe_exit, end_process, kill_process, spawn
 from trencadis_remote.process.messages import StartMessage
 from trencadis_remote.process.wire import encode
 from trencadis_remote.watch.stall_watch import StallWatch
 
-__all__ = ["LENGTH", "EngineProcess", "describe_exit"]
+__all__ = ["LENGTH", "EngineProcess"]
 
 LENGTH = struct.Struct("<I")
 """Before the ``StartMessage``: its length in bytes."""
@@ -78,19 +77,16 @@ class EngineProcess:
                 f"[engine] placement = process: a value of the configuration cannot travel: {error}.",
                 hint='Give plain numbers, texts, lists and tables, or set placement = "thread".',
             ) from error
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trencadis_remote.process"],
+        self._child = spawn(
+            "trencadis_remote.process",
+            environment=_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=child_stderr(),
-            env=_environment(),
-            start_new_session=True,
-            bufsize=0,
             pass_fds=(self._view.file,),
         )
         self._view.close_file()
         child = self._child
-        self._watch = StallWatch(child, self._view, watchdog_s=watchdog_s, kill=lambda: _kill(child))
+        self._watch = StallWatch(child, self._view, watchdog_s=watchdog_s, kill=lambda: kill_process(child))
         self._release = weakref.finalize(self, _release, child, self._directory, self._watch, self._view)
         self._watch.start()
         with contextlib.suppress(BrokenPipeError):  # its end is detected by fileno
@@ -131,39 +127,18 @@ class EngineProcess:
         try:
             code = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
-            _kill(self._child)
-            code = self._child.wait()
+            code = kill_process(self._child)
         return self._watch.verdict or f"{describe_exit(code)}{self._view.read().called}"
 
     def close(self) -> None:
         """Terminate the child, kill it if it does not end, and remove the directory; may be called twice."""
-        if self._child.poll() is None:
-            self._child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(_PATIENCE_S)
+        end_process(self._child)
         self._release()
-        drain_children()
-
-
-def describe_exit(code: int) -> str:
-    """Return an exit code in words: ``was killed by SIGKILL; often the kernel ran out of memory``. Pure.
-
-    Args:
-        code: As ``subprocess`` has it: negative for a signal.
-    """
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}{'; often the kernel ran out of memory' if code == -signal.SIGKILL else ''}"
 
 
 def _environment() -> dict[str, str]:
     """Return the environment without the variables of Trencadís: the tables hold the values, and some are secrets."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
-    return {**environment, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
 
 
 def _private_directory() -> str:
@@ -185,21 +160,10 @@ def _fileno(pipe: Any) -> int:
     return number
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End a child and what it has started, which is in its session."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-
-
 def _release(child: subprocess.Popen[bytes], directory: str, watch: StallWatch, view: ActivityView) -> None:
     """End the child and free its pipes, descriptors and directory; also runs where ``close`` was not called."""
     watch.close()
-    if child.poll() is None:
-        _kill(child)
-        child.wait()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            pipe.close()
+    kill_process(child)
+    close_pipes(child)
     view.close()
     shutil.rmtree(directory, ignore_errors=True)

@@ -28,13 +28,13 @@ from trencadis.api import NO_OUTPUTS, StepOutputs
 from trencadis.errors import EngineEndedError, InvalidRequestError, RequestError, TrencadisError
 from trencadis.faults import shown
 from trencadis.interfaces import RoutingRequest
+from trencadis.processes import RestartLimit
 from trencadis.records import EmbeddingRequest, FinishedSequence, FinishReason, Request, evolve_unchecked
 from trencadis_remote.process.channel import WakeUpFile
 from trencadis_remote.process.client import PolledEngineClient, RemoteEngineClient, RequestHandles
 from trencadis_remote.replicas.answers import Gathering, Pages, gather_answers
 from trencadis_remote.replicas.mover import LiveRow, Mover
 from trencadis_remote.replicas.pages import replicas_page
-from trencadis_remote.replicas.restarts import RestartLimit
 from trencadis_remote.replicas.routing import Routing
 from trencadis_remote.replicas.starter import Starter
 

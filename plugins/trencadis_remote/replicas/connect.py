@@ -26,13 +26,13 @@ from trencadis.api import (
 from trencadis.clock import Clock, SystemClock
 from trencadis.errors import ContractError, EngineEndedError
 from trencadis.interfaces import ComponentContext, Router
+from trencadis.processes import RestartLimit
 from trencadis_remote.process.client import RemoteEngineClient
 from trencadis_remote.process.connect import end_start_with, open_transport, wait_until_ready
 from trencadis_remote.process.transport import Transport
 from trencadis_remote.replicas.client import ReplicatedEngineClient
 from trencadis_remote.replicas.guarded_router import GuardedRouter
 from trencadis_remote.replicas.mover import Mover
-from trencadis_remote.replicas.restarts import RestartLimit
 from trencadis_remote.replicas.routing import Routing
 from trencadis_remote.replicas.starter import ReplicaStarter
 
@@ -165,7 +165,7 @@ def _client(
         mover=make_mover(config, router, routing, clock=clock),
         starter=ReplicaStarter(functools.partial(_start_again, start)),
         make_limit=lambda: RestartLimit(
-            max_restarts=parallel.max_restarts, window_s=parallel.restart_window_s, clock=clock
+            max_restarts=parallel.max_restarts, window_s=parallel.restart_window_s, now_s=clock.now_s
         ),
     )
 

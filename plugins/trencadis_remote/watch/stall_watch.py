@@ -13,22 +13,19 @@ beats, so that it is known to live without being asked. A watchdog within the pr
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from trencadis.api import ActivityReading, ActivityView, EnginePhase
 from trencadis.clock import Clock, SystemClock
+from trencadis.processes import DUMP_SIGNAL, ChildProcess, is_stopped, process_state
 from trencadis_remote.watch.record_signal import RECORD_SIGNAL
 
-__all__ = ["DUMP_SIGNAL", "StallWatch", "beat_s"]
+__all__ = ["StallWatch", "beat_s"]
 
 logger = logging.getLogger("trencadis")
-
-DUMP_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
-"""Has an engine's process write the stacks of all its threads to standard error, whatever holds Python's lock."""
 
 _IDLE_LIMIT_S: Final = 15.0
 """Longest silence of an idle engine, which beats every second."""
@@ -40,20 +37,6 @@ _SLOW_STEPS: Final = 20.0
 """A step may take this many times as long as the slow ones before it: some batches are larger than all before."""
 _MAX_GAP: Final = 2.0
 """Looks apart by more intervals count as this many: then it was this process that was stopped, or had no processor."""
-
-
-class Process(Protocol):
-    """The engine's process, as ``subprocess.Popen`` has it; its methods may be called from any thread."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return the exit code; None while it lives."""
-        ...
-
-    def send_signal(self, sig: int, /) -> None:
-        """Send a signal, if it lives."""
-        ...
 
 
 def beat_s(watchdog_s: float) -> float:
@@ -83,12 +66,12 @@ class StallWatch:
 
     def __init__(
         self,
-        process: Process,
+        process: ChildProcess,
         view: ActivityView,
         *,
         watchdog_s: float,
         clock: Clock | None = None,
-        kill: Callable[[], None],
+        kill: Callable[[], object],
     ) -> None:
         self.stalled = ""
         self.verdict = ""
@@ -119,20 +102,20 @@ class StallWatch:
         gap_s = min(now_s - self._looked_s, _MAX_GAP * self._interval_s)
         self._looked_s = now_s
         reading = self._view.read()
-        is_stopped = _is_stopped(self._process.pid)
-        if reading.phase is EnginePhase.RESTARTING and not is_stopped:
+        halted = is_stopped(self._process.pid)
+        if reading.phase is EnginePhase.RESTARTING and not halted:
             self._age_s += gap_s
             if self._age_s >= _RESTARTING_S:
                 self.stalled = f"starting its ranks again, for {self._age_s:.0f} s now"
             return
-        if reading.beat != self._beat or (reading.phase.has_no_limit and not is_stopped):
+        if reading.beat != self._beat or (reading.phase.has_no_limit and not halted):
             self._beat = reading.beat
             if self.stalled:
                 logger.warning("The engine goes on: it had made no progress for %.0f s.", self._age_s)
             self.stalled, self._age_s = "", 0.0
             return
         self._age_s += gap_s
-        limit_s = self._limit_s(reading, is_stopped=is_stopped)
+        limit_s = self._limit_s(reading, is_stopped=halted)
         if self._age_s < limit_s:
             return
         is_new, self.stalled = not self.stalled, f"stalled: {_where(reading, self._age_s)}"
@@ -158,8 +141,8 @@ class StallWatch:
             self.stalled,
             2 * limit_s,
             self._process.pid,
-            _status(self._process.pid, "State") or "unknown",
-            _read(self._process.pid, "wchan") or "unknown",
+            process_state(self._process.pid, "State") or "unknown",
+            _waits_in(self._process.pid) or "unknown",
         )
         if DUMP_SIGNAL is not None:
             self._process.send_signal(DUMP_SIGNAL)
@@ -181,19 +164,9 @@ def _where(reading: ActivityReading, age_s: float) -> str:
     return f"step {reading.step} for {age_s:.3g} s in {reading.phase.text}{reading.called}"
 
 
-def _is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process, which then makes no progress whatever it was doing."""
-    return _status(pid, "State").startswith("T")
-
-
-def _status(pid: int, key: str) -> str:
-    """Return a line of ``/proc/PID/status``; empty where there is none."""
-    lines = _read(pid, "status").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")), "")
-
-
-def _read(pid: int, name: str) -> str:
+def _waits_in(pid: int) -> str:
+    """Return the function of the kernel that a process waits in; empty where it is not known."""
     try:
-        return Path(f"/proc/{pid}/{name}").read_text().strip()
-    except OSError:  # there is none, it is not ours to read, or the process has ended
+        return Path(f"/proc/{pid}/wchan").read_text().strip()
+    except OSError:
         return ""

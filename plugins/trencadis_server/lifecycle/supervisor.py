@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from trencadis.clock import Clock, SystemClock
 from trencadis.errors import ConfigError, EngineEndedError, TrencadisError
+from trencadis.processes import RestartLimit
 from trencadis_server.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
@@ -66,13 +67,11 @@ class Supervisor:
         backoff_s: float = 1.0,
     ) -> None:
         self._open_llm = open_llm
-        self._max_restarts = max_restarts
         self._window_s = window_s
         self._clock = clock or SystemClock()
         self._served_s = 0.0
         self._opened_s = 0.0
-        self._ends: list[float] = []
-        """Ends of engines, in seconds of service."""
+        self._limit = RestartLimit(max_restarts=max_restarts, window_s=window_s, now_s=lambda: self._now_s)
         self._on_restart = on_restart
         self._on_open = on_open
         self._watch_s = watch_s
@@ -93,7 +92,7 @@ class Supervisor:
         if self._llm is None:
             raise self._absence()
         if not self._llm.is_alive:
-            raise self._after(self._llm.failure, num_ends=self._num_recent_ends + 1)()
+            raise self._after(self._llm.failure, num_ends=self._limit.num_recent + 1)()
         return self._llm
 
     @property
@@ -140,13 +139,12 @@ class Supervisor:
         logger.error("The engine has ended: %s", failure)
         self._served_s, self._opened_s = self._now_s, self._clock.now_s()
         while not self._closing.is_set():
-            self._ends.append(self._served_s)
-            num_ends = self._num_recent_ends
+            is_within_limit, num_ends = self._limit.note(), self._limit.num_recent
             self._absence = self._after(failure, num_ends=num_ends)
             ended, self._llm = self._llm, None
             if ended is not None:
                 await ended.close()
-            if num_ends > self._max_restarts:
+            if not is_within_limit:
                 logger.error("%s", self._absence())
                 raise self._absence()
             if pause_s := self._pause_s(num_ends):
@@ -155,7 +153,7 @@ class Supervisor:
                 return
             self.num_restarts += 1
             self._on_restart()
-            logger.warning("Starting the engine again (%d of %d).", num_ends, self._max_restarts)
+            logger.warning("Starting the engine again (%d of %d).", num_ends, self._limit.max_restarts)
             try:
                 await self._open()
                 return
@@ -172,22 +170,15 @@ class Supervisor:
         """Seconds of service so far."""
         return self._served_s + (self._clock.now_s() - self._opened_s if self._llm is not None else 0.0)
 
-    @property
-    def _num_recent_ends(self) -> int:
-        """Ends within the restart window."""
-        now_s = self._now_s
-        self._ends = [end_s for end_s in self._ends if now_s - end_s < self._window_s]
-        return len(self._ends)
-
     def _pause_s(self, num_ends: int) -> float:
         return min(self._backoff_s * 2.0 ** (num_ends - 2), _MAX_BACKOFF_S) if num_ends > 1 else 0.0
 
     def _after(self, failure: str, *, num_ends: int) -> _Absence:
         """Return the state after an engine ended: restarting, or failed if too many ended recently. Pure."""
-        if num_ends <= self._max_restarts:
+        if num_ends <= self._limit.max_restarts:
             retry_after_s = self._pause_s(num_ends) + _LOADING_RETRY_S
             return _absence("restarting", f"The engine is being started again: {failure}", retry_after_s)
-        limit = f"server.max_engine_restarts = {self._max_restarts} within server.restart_window_s = {self._window_s:g}"
+        limit = f"server.max_engine_restarts = {self._limit.max_restarts} within server.restart_window_s = {self._window_s:g}"
         return _absence("failed", f"The engine has ended and is not started again ({limit}): {failure}", None)
 
     async def _wait(self, seconds: float) -> None:

@@ -254,9 +254,10 @@ def test_what_json_has_not_is_refused(pool: TemplatePool) -> None:
 
 def test_the_process_of_a_template_sees_no_environment_and_opens_no_file(pool: TemplatePool) -> None:
     assert "Hello" in written(ChatTemplate(CHATML, {}, pool), CONVERSATIONS["user"])
-    from trencadis.text import template_pool
+    from trencadis import processes
 
-    process = next(one for one in tuple(template_pool._RUNNING) if one.poll() is None)
+    running = [one for one in processes._RUNNING if one.poll() is None]
+    process = next(one for one in running if "template_worker" in str(one.args))
     with open(f"/proc/{process.pid}/environ", "rb") as file:
         names = {entry.partition(b"=")[0] for entry in file.read().split(b"\0") if entry}
     assert names <= {b"PYTHONPATH", b"LANG", b"LC_ALL", b"LC_TIME", b"LD_LIBRARY_PATH", b"TZ"}
@@ -268,11 +269,11 @@ def test_the_process_of_a_template_sees_no_environment_and_opens_no_file(pool: T
 _PARENT = """
 import os, signal, sys
 from trencadis.text import encode_chat, load_tokenizer
-from trencadis.text import template_pool
+from trencadis import processes
 tokenizer = load_tokenizer("demo")
-print(len(template_pool._RUNNING), flush=True)
+print(len(processes._RUNNING), flush=True)
 encode_chat(tokenizer, [{"role": "user", "content": "Hello"}])
-print(next(iter(template_pool._RUNNING)).pid, flush=True)
+print(next(iter(processes._RUNNING)).pid, flush=True)
 sys.stdin.readline()
 """
 

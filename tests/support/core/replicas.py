@@ -11,13 +11,13 @@ from trencadis.config.schema import Config, ParallelConfig, RouterConfig
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.errors import TrencadisError
 from trencadis.interfaces import Router
+from trencadis.processes import RestartLimit
 from trencadis.records import Request, SamplingParams
 from trencadis_remote.process.channel import WakeUpFile
 from trencadis_remote.process.client import RemoteEngineClient
 from trencadis_remote.replicas.client import ReplicatedEngineClient
 from trencadis_remote.replicas.connect import make_mover
 from trencadis_remote.replicas.guarded_router import GuardedRouter
-from trencadis_remote.replicas.restarts import RestartLimit
 from trencadis_remote.replicas.routing import Routing
 from trencadis_testing.fakes import FakeBackend, fake_text
 
@@ -87,7 +87,7 @@ class Fleet:
             [line.client for line in self.lines if line is not None],
             routing=self.routing,
             starter=self.starter,
-            make_limit=lambda: RestartLimit(max_restarts=1, window_s=60.0, clock=self.clock),
+            make_limit=lambda: RestartLimit(max_restarts=1, window_s=60.0, now_s=self.clock.now_s),
             mover=self.mover,
         )
         self.tokens: dict[int, list[int]] = {}

@@ -8,8 +8,8 @@ import socket
 import sys
 import threading
 
+from trencadis.processes import DUMP_SIGNAL
 from trencadis_plugins.executor.ranks.link import LinkClosedError, RankLink
-from trencadis_plugins.executor.ranks.process import DUMP_SIGNAL
 from trencadis_plugins.executor.ranks.server import RankServer
 from trencadis_plugins.executor.ranks.template import end_with_executor, run_template, wake_template
 

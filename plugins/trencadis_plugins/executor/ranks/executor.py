@@ -16,7 +16,6 @@ import pickle
 import select
 import threading
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -40,6 +39,7 @@ from trencadis.interfaces import (
     PendingStep,
     Sampler,
 )
+from trencadis.processes import RestartLimit
 from trencadis.records import (
     Batch,
     Bucket,
@@ -112,7 +112,9 @@ class RanksExecutor(Executor):
         self._rest: _Answers | None = None
         self._slowest_s = self._looked_s = 0.0
         self._lost = ""
-        self._restarts: deque[float] = deque()
+        self._restarts = RestartLimit(
+            max_restarts=config.max_restarts, window_s=config.restart_window_s, now_s=self._clock.now_s
+        )
         self._is_closing = self._is_closed = False
         self._capabilities: BackendCapabilities | None = None
         self._swaps = False
@@ -216,16 +218,12 @@ class RanksExecutor(Executor):
         """Start the ranks again, and bring them to where they were before their first step; if they are lost meanwhile, once more."""
         with self._lock:
             self._check_open()
-            now_s = self._clock.now_s()
-            while self._restarts and now_s - self._restarts[0] > self._config.restart_window_s:
-                self._restarts.popleft()
-            if len(self._restarts) >= self._config.max_restarts:
+            if not self._restarts.note():
                 raise BackendError(
-                    f"The executor {self._name} lost its ranks {len(self._restarts) + 1} times within "
+                    f"The executor {self._name} lost its ranks {self._restarts.num_recent} times within "
                     f"{self._config.restart_window_s:.0f} s, the last time because {self._lost}.",
                     hint=f"Mend what ends them, or raise max_restarts in [executor.{self._name}].",
                 )
-            self._restarts.append(now_s)
             logger.warning("The ranks are started again: %s.", self._lost)
             self._end_ranks()
             self._lost, self._rest = "", None

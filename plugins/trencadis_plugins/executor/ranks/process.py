@@ -4,51 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
-import sys
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from trencadis.screen import child_stderr
+from trencadis.processes import DUMP_SIGNAL, ChildProcess, describe_exit, is_stopped, kill_process, spawn
 from trencadis_plugins.executor.ranks.link import RankLink
 from trencadis_plugins.executor.ranks.rank import Rank
 
-__all__ = ["DUMP_SIGNAL", "UNKNOWN_CODE", "ChildProcess", "RankProcess", "is_stopped", "kill_session", "run_module"]
-
-DUMP_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
-"""Has a rank write the stacks of all its threads to standard error, whatever holds Python's lock."""
+__all__ = ["UNKNOWN_CODE", "RankProcess", "run_module"]
 
 UNKNOWN_CODE: Final = 256
 """Exit code of a process whose parent has ended."""
 
 _PATIENCE_S: Final = 2.0
-
-
-class ChildProcess(Protocol):
-    """A process that leads a session of its own; ``subprocess.Popen`` is one."""
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        ...
-
-    def poll(self) -> int | None:
-        """Return its exit code, negative for a signal; None while it runs."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code once it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not within some seconds.
-        """
-        ...
-
-    def send_signal(self, sig: int) -> None:
-        """Send it a signal, unless it has ended."""
-        ...
 
 
 class RankProcess(Rank):
@@ -100,47 +69,21 @@ class RankProcess(Rank):
             return "closed its connection"
         if code == UNKNOWN_CODE:
             return "ended; what it was forked from, which knows how, ended before"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"was killed by {name}{'; often the kernel ran out of memory' if code == -signal.SIGKILL else ''}"
+        return describe_exit(code)
 
     def kill(self) -> None:
         """End it and what it started, at once; may be called twice."""
-        if self._child.poll() is None:
-            kill_session(self.pid)
-            self._child.wait()
+        kill_process(self._child)
         self.link.close()
 
 
 def run_module(end: socket.socket, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
     """Start ``python -m trencadis_plugins.executor.ranks`` with one end of a pair of sockets, and more environment variables."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "trencadis_plugins.executor.ranks", str(end.fileno()), *arguments],
+    return spawn(
+        "trencadis_plugins.executor.ranks",
+        str(end.fileno()),
+        *arguments,
+        environment={**os.environ, **variables},
         stdin=subprocess.PIPE if arguments else subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), **variables},
-        stderr=child_stderr(),
         pass_fds=(end.fileno(),),
-        start_new_session=True,
     )
-
-
-def kill_session(pid: int) -> None:
-    """End a process that leads a session, or is about to, and the others in it."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process; one that a debugger holds counts as running."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] == "T"

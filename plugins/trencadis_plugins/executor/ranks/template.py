@@ -27,7 +27,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trencadis.errors import BackendError
-from trencadis_plugins.executor.ranks.process import UNKNOWN_CODE, RankProcess, is_stopped, kill_session, run_module
+from trencadis.processes import is_stopped, kill_session
+from trencadis_plugins.executor.ranks.process import UNKNOWN_CODE, RankProcess, run_module
 
 __all__ = ["CAN_FORK", "RankTemplate", "TemplateEndedError", "end_with_executor", "run_template", "wake_template"]
 

@@ -11,6 +11,7 @@ import time
 import attrs
 import pytest
 
+from trencadis import processes
 from trencadis.errors import InvalidRequestError
 from trencadis.interfaces import Vocabulary
 from trencadis.records import StructuredOutput
@@ -18,7 +19,6 @@ from trencadis.text import load_tokenizer, vocabulary_of
 from trencadis_plugins.sampling import grammar
 from trencadis_plugins.sampling.grammar import Grammars, grammars_of
 from trencadis_plugins.sampling.grammar_state import GrammarState
-from trencadis_plugins.sampling.grammar_trial import MAX_CPU_S
 
 
 @pytest.fixture(scope="module")
@@ -207,11 +207,11 @@ def test_a_thread_without_work_ends_and_its_process_with_it(vocabulary, monkeypa
 
 
 def test_a_trial_runs_with_a_niceness_that_leaves_the_cores_to_the_engine(vocabulary):
-    before = set(grammar._RUNNING)
+    before = set(processes._RUNNING)
     grammars = Grammars(lambda: vocabulary)
     grammars.matcher(StructuredOutput.regex("abcd"))
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    (process,) = set(grammar._RUNNING) - before
+    (process,) = set(processes._RUNNING) - before
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(own + 10, 19)
 
 
@@ -229,12 +229,11 @@ def _properties(prefix: str, num: int) -> StructuredOutput:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc does not say what is held")
 def test_the_memory_of_a_grammar_counts_although_it_fits_into_what_others_have_left(grammars, vocabulary):
-    trial = grammar._Trial(MAX_CPU_S)
-    try:
-        tried = [trial.run(_properties(prefix, 500), vocabulary, grammars.eos_token_id) for prefix in "abcd"]
-    finally:
-        trial.close()
-    sizes = [one["num_bytes"] for one in tried]
+    before = set(grammars._live.values())
+    for prefix in "abcd":
+        grammars.matcher(_properties(prefix, 500))
+    sizes = [one.num_bytes for one in set(grammars._live.values()) - before]
+    assert len(sizes) == 4
     assert min(sizes) > max(sizes) / 2 > 100_000
 
 

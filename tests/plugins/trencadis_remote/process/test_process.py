@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trencadis.errors import ConfigError
-from trencadis_remote.process.process import EngineProcess, describe_exit
+from trencadis_remote.process.process import EngineProcess
 
 ROOT = Path(__file__).parents[4]
 PARENT = """
@@ -35,20 +35,6 @@ def has_ended(pid: int, timeout_s: float) -> bool:
         return bool(select.select([file], [], [], timeout_s)[0])
     finally:
         os.close(file)
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (0, "ended with exit code 0"),
-        (3, "ended with exit code 3"),
-        (-9, "was killed by SIGKILL; often the kernel ran out of memory"),
-        (-11, "was killed by SIGSEGV"),
-        (-250, "was killed by signal 250"),
-    ],
-)
-def test_an_exit_code_is_said_in_words(code: int, words: str) -> None:
-    assert describe_exit(code) == words
 
 
 def test_the_socket_lies_where_nobody_else_may_look_and_is_removed() -> None:

@@ -17,7 +17,6 @@ from trencadis_remote.replicas.answers import Gathering, Pages, gather_answers
 from trencadis_remote.replicas.guarded_router import GuardedRouter, LeastLive
 from trencadis_remote.replicas.pages import merge_pages
 from trencadis_remote.replicas.prefix_index import PrefixIndex
-from trencadis_remote.replicas.restarts import RestartLimit
 from trencadis_testing.router import RouterConformance, replica_views, routing_request
 
 REQUEST = routing_request()
@@ -130,26 +129,6 @@ def test_an_empty_prompt_hits_nothing() -> None:
     index, out = PrefixIndex(2), np.ones(2, np.int32)
     index.hits((), out)
     assert out.tolist() == [0, 0]
-
-
-# -------------------------------------------------------------------------------------------------------- restarts
-
-
-def test_restarts_beyond_the_limit_wait_for_the_window() -> None:
-    clock = SimulatedClock()
-    limit = RestartLimit(max_restarts=2, window_s=100.0, clock=clock)
-    assert limit.delay_s() == 0.0
-    clock.advance(10.0)
-    assert limit.delay_s() == 0.0
-    clock.advance(5.0)
-    assert limit.delay_s() == 85.0  # the first was at 0
-    assert limit.delay_s() == 95.0  # the second was at 10
-    clock.advance(300.0)
-    assert limit.delay_s() == 0.0
-
-
-def test_none_is_begun_where_none_is_allowed() -> None:
-    assert RestartLimit(max_restarts=0, window_s=100.0, clock=SimulatedClock()).delay_s() is None
 
 
 # --------------------------------------------------------------------------------------------- answers and metrics

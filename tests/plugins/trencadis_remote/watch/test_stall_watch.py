@@ -131,7 +131,7 @@ def test_one_that_is_stopped_while_it_compiles_is_stalled(scene: Scene, monkeypa
     scene.activity.begin(EnginePhase.COMPILING)
     scene.look_for(100)
     assert scene.is_well
-    monkeypatch.setattr("trencadis_remote.watch.stall_watch._is_stopped", lambda _: True)
+    monkeypatch.setattr("trencadis_remote.watch.stall_watch.is_stopped", lambda _: True)
     scene.look_for(62)
     assert "in compiling" in scene.watch.verdict
 
@@ -140,7 +140,7 @@ def test_one_that_a_signal_has_stopped_is_killed_after_five_seconds(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.activity.begin_step(7, EnginePhase.FORWARD)
-    monkeypatch.setattr("trencadis_remote.watch.stall_watch._is_stopped", lambda _: True)
+    monkeypatch.setattr("trencadis_remote.watch.stall_watch.is_stopped", lambda _: True)
     scene.look_for(4)
     assert scene.watch.stalled
     assert scene.num_kills == 0
@@ -176,7 +176,7 @@ def test_slow_steps_may_be_followed_by_slower_ones(scene: Scene) -> None:
 def test_slow_steps_excuse_no_process_that_is_stopped(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.activity.end_step(EnginePhase.COMMITTING, took_s=10.0)
     scene.activity.begin_step(7, EnginePhase.FORWARD)
-    monkeypatch.setattr("trencadis_remote.watch.stall_watch._is_stopped", lambda _: True)
+    monkeypatch.setattr("trencadis_remote.watch.stall_watch.is_stopped", lambda _: True)
     scene.look_for(70)
     assert scene.num_kills == 1
 
