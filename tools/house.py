@@ -52,12 +52,9 @@ _ENGINE = (
     "batching.passes cache.block_manager cache.swapping commit.committer inspect.accounting inspect.snapshot stages state "
     "transfer.first_tokens transfer.layer_loads transfer.transfer_metrics transfer.transfers transfer.waiting_load"
 )
-KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
-    *(
-        frozenset(f"trencadis.engine.{name}" for name in names.split())
-        for names in (_ENGINE, "inspect.flight_recorder inspect.key_frame")
-    ),
-    frozenset(f"trencadis.client.{name}" for name in ("factory", "process.connect", "replicas.connect")),
+KNOWN_CIRCLES: tuple[frozenset[str], ...] = tuple(
+    frozenset(f"trencadis.engine.{name}" for name in names.split())
+    for names in (_ENGINE, "inspect.flight_recorder inspect.key_frame")
 )
 """Circles of imports that are still there; a circle of some of the same modules is one of them."""
 

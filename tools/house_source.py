@@ -191,9 +191,9 @@ def arrows_up(
     places = {name: place for place, row in enumerate(rooms) for name in row}
     prefix = f"{package}."
     own = {name: name.removeprefix(prefix).partition(".")[0] for name in graph if name.startswith(prefix)}
-    homeless = sorted(set(own.values()) - places.keys())
-    if homeless:
-        raise ValueError(f"{package} has rooms without a place in the order: {', '.join(homeless)}")
+    unplaced = sorted(set(own.values()) - places.keys())
+    if unplaced:
+        raise ValueError(f"{package} has rooms without a place in the order: {', '.join(unplaced)}")
     pairs = {(own[name], own[other]) for name in own for other in graph[name] if other in own}
     return sorted((low, high) for low, high in pairs if places[high] < places[low])
 

@@ -71,7 +71,7 @@ class InlineExecutor(Executor):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trencadis-backend")
         self._rank: RankHost | None = None
         self._rest: Future[tuple[Bucket, ...]] | None = None
-        self._untold: list[ConnectorReport] = []
+        self._unreported: list[ConnectorReport] = []
         self._newest: Future[tuple[PendingStep, ConnectorReport | None]] | None = None
         self._took_s = 0.0
         self._is_closed = False
@@ -147,7 +147,7 @@ class InlineExecutor(Executor):
         """Hand a batch to the worker thread."""
         rank = self._started()
         self._newest = self._worker.submit(self._run, rank, batch)
-        return _InlineStep(self._newest, type(rank.backend).__name__, self._untold, self._let_next_start)
+        return _InlineStep(self._newest, type(rank.backend).__name__, self._unreported, self._let_next_start)
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed texts after every batch submitted so far."""
@@ -247,7 +247,7 @@ class _InlineStep:
     Args:
         future: Future of the submission.
         name: Name of the backend, for errors.
-        untold: Reports of steps that failed; what is reported once goes with the next step that does not.
+        unreported: Reports of steps that failed; what is reported once goes with the next step that does not.
         let_next_start: Called when it has run, if it was waited for.
     """
 
@@ -255,12 +255,12 @@ class _InlineStep:
         self,
         future: Future[tuple[PendingStep, ConnectorReport | None]],
         name: str,
-        untold: list[ConnectorReport],
+        unreported: list[ConnectorReport],
         let_next_start: Callable[[], None],
     ) -> None:
         self._future = future
         self._name = name
-        self._untold = untold
+        self._unreported = unreported
         self._let_next_start = let_next_start
 
     def wait(self) -> StepOutput:
@@ -275,7 +275,7 @@ class _InlineStep:
         try:
             pending, report = self._future.result()
             if report is not None:
-                self._untold.append(report)
+                self._unreported.append(report)
             output = pending.wait()
             if was_awaited:
                 self._let_next_start()
@@ -285,6 +285,6 @@ class _InlineStep:
             raise StepFailedError(f"{self._name}: {type(error).__name__}: {error}") from error
         if report is None:
             return output
-        reports = self._untold.copy()
-        self._untold.clear()
+        reports = self._unreported.copy()
+        self._unreported.clear()
         return attrs.evolve(output, connector_reports={0: merged(reports)})

@@ -64,10 +64,10 @@ class LogObserver(Observer):
 
     def on_step(self, stats: StepStats) -> None:
         """Add the step, and write the line if it is due. A step with work starts the clock at its beginning."""
-        goes_on = bool(stats.num_running or stats.num_waiting)
+        has_work = bool(stats.num_running or stats.num_waiting)
         begin_s = stats.now_s - stats.plan_s - stats.device_s - stats.commit_s
         window = self._window
-        if (window is None or window.idle_since_s is not None) and not goes_on and not _has_tokens(stats):
+        if (window is None or window.idle_since_s is not None) and not has_work and not _has_tokens(stats):
             return
         if window is None:
             window = self._window = _Window(begin_s)
@@ -76,9 +76,9 @@ class LogObserver(Observer):
             window.idle_since_s = None
         window.add(stats)
         self._last = stats
-        if not goes_on and stats.now_s - self._written_s < self._interval_s:
+        if not has_work and stats.now_s - self._written_s < self._interval_s:
             window.idle_since_s = stats.now_s
-        elif not goes_on:
+        elif not has_work:
             self.close()
         elif stats.now_s - window.start_s >= self._interval_s:
             self.close()

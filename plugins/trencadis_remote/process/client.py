@@ -94,7 +94,7 @@ class RemoteEngineClient(PolledEngineClient):
         ready: The worker's first message.
 
     Attributes:
-        hashing: Of the engine, if it sends its load; see ``ReadyMessage``.
+        hashing: Hashing of the engine, if it sends its load; see ``ReadyMessage``.
         on_load: Called with each load that the engine sends.
         on_stayed: Called with the id of each request that was to be withdrawn and cannot go on elsewhere.
     """

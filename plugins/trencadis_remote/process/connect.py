@@ -66,8 +66,8 @@ def end_start_with(config: Config, ready: Sequence[ReadyMessage]) -> None:
     """End the ledger of this process, with that of the engine that took longest.
 
     Args:
-        config: What was started.
-        ready: Of each engine, the first message.
+        config: Configuration of the engines.
+        ready: First message of each engine.
     """
     LEDGER.include(max((one.start for one in ready), key=lambda start: sum(entry.seconds for entry in start)))
     end_start(config.model.path)

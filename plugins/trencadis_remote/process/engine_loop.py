@@ -50,7 +50,7 @@ class EngineLoop:
 
     Attributes:
         frontend: The frontend.
-        dispatcher: Of its requests.
+        dispatcher: Dispatcher of the loop's requests.
     """
 
     def __init__(self, frontend: Frontend) -> None:

@@ -46,7 +46,7 @@ class StartMessage(Message):
     """Configuration of the worker process; sent through its standard input, as it holds secrets.
 
     Attributes:
-        address: Of the socket.
+        address: Address of the socket.
         tables: The configuration.
         sources: Source of each value, for messages.
         log_levels: Levels of the logger ``trencadis``, while the engine loads and afterwards.

@@ -70,7 +70,7 @@ def gather_answers(
     """Return what replicas answer together: totals and numbers of requests are sums, a change fails if it fails on one. Pure.
 
     Args:
-        name: Of the control request.
+        name: Name of the control request.
         answers: By replica.
     """
     ordered = [answers[index] for index in sorted(answers)]

@@ -50,12 +50,12 @@ class _Work:
     """A request, or a text to embed, that a replica has.
 
     Attributes:
-        request: As it came.
+        request: Request of the client.
         slot: Under which its tokens are reported; -1 for a text.
-        routed: What the router was shown.
-        generation: Of the router that chose the replica.
+        routed: Request as the router was shown it.
+        generation: Generation of the router that chose the replica.
         replica: That has it; -1: none yet, or none any more.
-        handle: Of the replica, for its tokens.
+        handle: Handle of the replica, for its tokens.
         tokens: Output so far.
         ending: Why it was asked to end, or None.
         target: Replica that it is being moved to; -1: it is not.
@@ -85,17 +85,17 @@ class _Replica:
     """One engine, or the place of one that has ended.
 
     Attributes:
-        index: Its number.
+        index: Index of the replica.
         restarts: When it may be started again.
-        client: Of its engine; None: there is none at the moment.
-        work: What it has, by request id.
-        by_handle: Its requests.
+        client: Client of the engine; None: there is none at the moment.
+        work: Requests of the replica, by id.
+        by_handle: Requests of the replica, by handle.
         is_draining: It takes nothing new, and is started again when it has nothing left.
         reason: Why it ended last.
         num_restarts: Times that it was started again.
         num_placed: Requests and texts that it was given.
-        num_moved: Of these, left to others when it ended.
-        num_rebalanced: Of these, moved to others by the router while it served.
+        num_moved: Number of these requests that were left to others when it ended.
+        num_rebalanced: Number of these requests that the router moved to others while it served.
     """
 
     index: int
@@ -122,7 +122,7 @@ class ReplicatedEngineClient(PolledEngineClient):
     """Sends each request to one of several replicas. Used by one thread at a time, except :meth:`interrupt` and :attr:`stalled`.
 
     Args:
-        clients: Of the replicas, all ready; closed with this one.
+        clients: Clients of the replicas, all ready; closed with this one.
         routing: Chooses replicas.
         starter: Starts replicas again; closed with this one.
         make_limit: Makes the restart limit of a replica.
@@ -147,7 +147,7 @@ class ReplicatedEngineClient(PolledEngineClient):
         self._starter = starter
         self._replicas = [_Replica(index=index, restarts=make_limit()) for index in range(len(clients))]
         self._work: dict[str, _Work] = {}
-        self._homeless: deque[_Work] = deque()
+        self._unplaced: deque[_Work] = deque()
         self._is_moving = False
         self._handles = RequestHandles()
         self._outputs: deque[StepOutputs] = deque()
@@ -384,7 +384,7 @@ class ReplicatedEngineClient(PolledEngineClient):
         if work.num_cached_tokens < 0 and end.first_scheduled_s is not None:
             work.num_cached_tokens = end.num_cached_tokens
         self._leave(work)
-        self._homeless.append(work)
+        self._unplaced.append(work)
         return True
 
     @staticmethod
@@ -500,7 +500,7 @@ class ReplicatedEngineClient(PolledEngineClient):
                 replica.num_moved += 1
                 work.target = -1
                 self._leave(work)
-                self._homeless.append(work)
+                self._unplaced.append(work)
         if ended:
             self._outputs.append(StepOutputs(finished=tuple(ended)))
         self._move()
@@ -540,8 +540,8 @@ class ReplicatedEngineClient(PolledEngineClient):
             return
         self._is_moving = True
         try:
-            while self._homeless and not self._failure:
-                work = self._homeless.popleft()
+            while self._unplaced and not self._failure:
+                work = self._unplaced.popleft()
                 try:
                     self._place(work)
                 except RequestError as error:

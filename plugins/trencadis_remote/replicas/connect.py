@@ -82,7 +82,7 @@ def make_router(config: Config, registry: Registry, *, clock: Clock | None = Non
     """Return the configured router, guarded.
 
     Args:
-        config: Of ``parallel.data`` replicas.
+        config: Configuration of ``parallel.data`` replicas.
         registry: The plugins.
         clock: Measures its calls; the system's if none is given.
 
@@ -111,7 +111,7 @@ def make_routing(
     """Return what shows requests and replicas to a router.
 
     Args:
-        config: Of ``parallel.data`` replicas.
+        config: Configuration of ``parallel.data`` replicas.
         router: Chooses.
         hashing: ``Engine.hashing`` of a replica.
         clock: Says when to look again whether replicas make progress; the system's if none is given.
@@ -132,13 +132,13 @@ def make_mover(config: Config, router: GuardedRouter, routing: Routing, *, clock
     """Return what moves requests between replicas; None if the router moves none, or the configuration lets it move none.
 
     Args:
-        config: Of ``parallel.data`` replicas.
-        router: Of :func:`make_router`.
-        routing: Of :func:`make_routing`.
+        config: Configuration of ``parallel.data`` replicas.
+        router: Router of :func:`make_router`.
+        routing: Routing of :func:`make_routing`.
         clock: Measures the router's period; the system's if none is given.
 
     Raises:
-        ContractError: Its period is no positive number.
+        ContractError: The router's period is no positive number.
     """
     period_s, limits = router.moves_period_s, config.router
     if period_s == math.inf or not limits.max_moves or not limits.max_moves_per_s:

@@ -21,7 +21,7 @@ class LiveRow(NamedTuple):
     """A request that a replica has.
 
     Attributes:
-        request: As it came.
+        request: Request of the client.
         replica: That has it.
         num_output_tokens: That the client has received.
         num_moves: Times that it was moved.

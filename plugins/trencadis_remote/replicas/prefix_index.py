@@ -79,7 +79,7 @@ class PrefixIndex:
         """Write how many leading blocks each replica has.
 
         Args:
-            hashes: Of a prompt's blocks, head first.
+            hashes: Hashes of a prompt's blocks, head first.
             out: int32 ``[num_replicas]``; overwritten.
         """
         out.fill(0)

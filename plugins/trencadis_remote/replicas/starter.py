@@ -31,7 +31,7 @@ class Starter(Protocol):
 
         Args:
             replica: Which.
-            ended: Its client, not used by anybody else any more.
+            ended: Ended client of the replica, not used by anybody else any more.
             delays_s: How long to wait before each try, seconds, or None to give up; called once for each. From any thread.
         """
         ...

@@ -32,8 +32,8 @@ class PrefixAffinityConfig:
     """Table ``[router.prefix_affinity]``.
 
     Attributes:
-        prefix_weight: What having the whole prompt counts for.
-        load_weight: What the mean load counts for, against that.
+        prefix_weight: Weight of having the whole prompt.
+        load_weight: Weight of the mean load, against that.
         balance_abs_threshold: See the help.
         balance_rel_threshold: See the help; beyond both thresholds prefixes do not count.
     """

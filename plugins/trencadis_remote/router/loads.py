@@ -37,7 +37,7 @@ def is_imbalanced(load: FloatArray, replicas: ReplicaViews, *, absolute: float, 
     """Return whether the loads of healthy replicas differ too much for prefixes to count. Pure.
 
     Args:
-        load: Of all replicas.
+        load: Load of all replicas.
         replicas: Says which are healthy.
         absolute: They may differ by this.
         relative: Or by this factor.

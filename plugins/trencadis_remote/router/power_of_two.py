@@ -16,7 +16,7 @@ class PowerOfTwo(Router):
     Source: Mitzenmacher, "The power of two choices in randomized load balancing", 2001.
 
     Args:
-        seed: Of the draws, which depend on it and on the number of requests before.
+        seed: Seed of the draws, which depend on it and on the number of requests before.
     """
 
     def __init__(self, seed: int = 0) -> None:

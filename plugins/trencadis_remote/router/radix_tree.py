@@ -30,7 +30,7 @@ class RadixTree:
     """Prompts by replica, as they were sent. O(prompt) for each call, and memory bounded by ``max_tokens`` for each replica.
 
     Args:
-        max_tokens: Of each replica; the leaves that it used least recently go first.
+        max_tokens: Limit of each replica; the leaves that it used least recently go first.
     """
 
     def __init__(self, max_tokens: int) -> None:

@@ -37,7 +37,7 @@ def record_at_signal(recorder: FlightRecorder) -> None:
     """Write a record at each signal from now on. Called on the main thread.
 
     Args:
-        recorder: Of the engine.
+        recorder: Recorder of the engine.
     """
     if RECORD_SIGNAL is None:
         return

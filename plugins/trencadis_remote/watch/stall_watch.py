@@ -53,13 +53,13 @@ class StallWatch:
 
     Args:
         process: The engine's.
-        view: What its engine does.
+        view: View of the engine's work.
         watchdog_s: Without progress for longer it is killed, after half of it it counts as stalled; seconds.
         clock: Measures time between looks.
         kill: Ends the process and all that it started.
 
     Attributes:
-        stalled: What is wrong, such as ``stalled: step 8123 for 31 s in backend.forward``; empty while all is well. May be read
+        stalled: Words for a stall, such as ``stalled: step 8123 for 31 s in backend.forward``; empty while all is well. May be read
             from any thread.
         verdict: Why the process was killed, a sentence whose subject is left out; empty if it was not.
     """

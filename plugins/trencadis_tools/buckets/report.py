@@ -33,7 +33,7 @@ class TableReport:
     table: tuple[Bucket, ...]
     warmup_s: float
     graph_bytes: float
-    completing: tuple[Bucket, ...] = ()
+    covering: tuple[Bucket, ...] = ()
     prompt_padding: float | None = None
     decode_padding: float | None = None
     time_padding: float | None = None
@@ -43,7 +43,7 @@ class TableReport:
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """All buckets that an engine prepares."""
-        return self.table + self.completing
+        return self.table + self.covering
 
     def of_phase(self, phase: Phase) -> list[Bucket]:
         """Return the buckets of one phase, in the order in which an engine lists them. Pure."""
@@ -56,7 +56,7 @@ def measure(
     cost: DeviceCost,
     workload: Workload | None = None,
     *,
-    completing: tuple[Bucket, ...] = (),
+    covering: tuple[Bucket, ...] = (),
 ) -> TableReport:
     """Return the cost of a strategy's table and the padding of a workload. Calls ``bucket_for`` once for each shape.
 
@@ -65,14 +65,14 @@ def measure(
         limits: Limits of the engine.
         cost: Constants of the estimates.
         workload: Shapes that run, with their counts; None: padding is not measured.
-        completing: Buckets that an engine prepares in addition to the table.
+        covering: Buckets that an engine prepares in addition to the table.
     """
     table = strategy.buckets(limits)
     report = TableReport(
         table=table,
-        completing=completing,
-        warmup_s=cost.compile_s * len(table + completing),
-        graph_bytes=sum(cost.graph_bytes(bucket) for bucket in table + completing),
+        covering=covering,
+        warmup_s=cost.compile_s * len(table + covering),
+        graph_bytes=sum(cost.graph_bytes(bucket) for bucket in table + covering),
     )
     if workload is None:
         return report
@@ -83,11 +83,11 @@ def measure(
     for item in workload.passes:
         shape, bucket = item.shape, strategy.bucket_for(item.shape)
         if bucket not in prepared:
-            bucket = next((one for one in completing if one.covers(shape)), bucket)
+            bucket = next((one for one in covering if one.covers(shape)), bucket)
         own_s, bucket_s = cost.step_s + cost.pass_s(shape), cost.step_s + cost.pass_s(bucket)
         real.add(shape.phase, item.num_tokens, shape.num_blocks * item.count, own_s * item.count)
         padded.add(shape.phase, bucket.num_tokens * item.count, bucket.num_blocks * item.count, bucket_s * item.count)
-        if bucket not in prepared and bucket not in completing:
+        if bucket not in prepared and bucket not in covering:
             fallbacks[bucket] = fallbacks.get(bucket, 0) + item.count
     return attrs.evolve(
         report,

@@ -140,8 +140,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         write_shapes(args.shapes, workload)
     reports = {}
     for name, strategy in strategies.items():
-        completing = completing_buckets(config.bucketing, strategy.bucket_for, strategy.buckets(limits), limits)
-        reports[name] = measure(strategy, limits, cost, workload, completing=completing)
+        covering = completing_buckets(config.bucketing, strategy.bucket_for, strategy.buckets(limits), limits)
+        reports[name] = measure(strategy, limits, cost, workload, covering=covering)
     if args.unified:
         _check_unified(reports)
     if args.plot:
@@ -303,6 +303,6 @@ def _compared(reports: Mapping[str, TableReport], limits: BucketLimits) -> dict[
 
 def _costs(report: TableReport) -> dict[str, Any]:
     facts = attrs.asdict(
-        report, filter=lambda field, value: field.name not in {"table", "completing"} and value is not None
+        report, filter=lambda field, value: field.name not in {"table", "covering"} and value is not None
     )
     return {"num_buckets": len(report.buckets), **facts}

@@ -285,7 +285,7 @@ class Fleet:
         self._arrivals: list[tuple[float, _Kind, int]] = []  # known from the start: the last one is the next
         self._records: list[RequestRecord | None] = [None] * len(workload.requests)
         self._live: dict[str, _Live] = {}
-        self._homeless: deque[_Live] = deque()
+        self._unplaced: deque[_Live] = deque()
         self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
         self._stores = Stores()
@@ -374,8 +374,8 @@ class Fleet:
             self._remove(replica)
             replica.engine.close()
         self._join(self._build(index))
-        while self._homeless:
-            self._place(self._homeless.popleft())
+        while self._unplaced:
+            self._place(self._unplaced.popleft())
 
     def _fail(self, replica: Replica) -> None:
         """End a replica; its requests go on elsewhere after the tokens that came."""
@@ -468,7 +468,7 @@ class Fleet:
         """Give a request to the replica that it is moved to, if that can take it, or that the router chooses."""
         chosen = 0
         if not any(self._replicas):
-            self._homeless.append(live)
+            self._unplaced.append(live)
             return
         routing = self._routing
         if routing is not None:
@@ -589,8 +589,8 @@ class Fleet:
                     self._wakes if kind is _WAKES else self._step_ends if kind is _STEP_ENDS else self._step_begins
                 )
                 happens(self.built[index])
-        while self._homeless:
-            self._end(self._homeless.popleft(), clock.time_s, error="no replica serves")
+        while self._unplaced:
+            self._end(self._unplaced.popleft(), clock.time_s, error="no replica serves")
         self._check()
         return self._result()
 

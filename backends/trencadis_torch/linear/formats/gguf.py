@@ -54,10 +54,10 @@ class GgufSource(WeightSource):
         self._processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config.to_dict())
         self._shapes, self._experts = _shapes_of(config)
         self._names, self._parts = _named(file, self._shapes, self._experts, config, self._processor)
-        homeless = sorted(set(file.tensors) - {one for parts in self._parts.values() for one in parts} - ROTARY_TENSORS)
-        if homeless:
+        unknown = sorted(set(file.tensors) - {one for parts in self._parts.values() for one in parts} - ROTARY_TENSORS)
+        if unknown:
             raise ModelLoadError(
-                f"{file.path}: a model of type {config.model_type} has no place for {len(homeless)} of its tensors, {homeless[0]} for one."
+                f"{file.path}: a model of type {config.model_type} has no place for {len(unknown)} of its tensors, {unknown[0]} for one."
             )
 
     @property

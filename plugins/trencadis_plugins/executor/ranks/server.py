@@ -51,7 +51,7 @@ class RankServer:
         self._groups: RankGroups | None = None
         self._steps: queue.SimpleQueue[tuple[int, PendingStep, ConnectorReport | None]] = queue.SimpleQueue()
         self._waiter: threading.Thread | None = None
-        self._untold: list[ConnectorReport] = []
+        self._unreported: list[ConnectorReport] = []
 
     def run(self) -> None:
         """Answer until the executor closes the rank, or is gone.
@@ -153,15 +153,15 @@ class RankServer:
 
     def _finish(self, number: int, pending: PendingStep, report: ConnectorReport | None) -> None:
         if report is not None:
-            self._untold.append(report)
+            self._unreported.append(report)
         try:
             output = pending.wait()
         except Exception as error:
             self._failed(number, error)
             return
         if report is not None:
-            report = merged(self._untold)
-            self._untold.clear()
+            report = merged(self._unreported)
+            self._unreported.clear()
         self._send(Kind.OUTPUT, number, encode_output(output, report))
 
     def _failed(self, number: int, error: Exception) -> None:

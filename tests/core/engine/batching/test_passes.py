@@ -221,7 +221,7 @@ def test_hits_and_fallbacks_are_counted_for_each_plan() -> None:
     assert found == [(1, 0), (1, 0), (0, 1)]
 
 
-def test_shape_that_a_closing_bucket_takes_is_a_fallback_that_was_prepared() -> None:
+def test_shape_that_a_covering_bucket_takes_is_a_fallback_that_was_prepared() -> None:
     passes = doubling()
     closing = Bucket(1, 1, 40, Phase.DECODE)
     passes.prepared((SMALL, closing))

@@ -181,7 +181,7 @@ def test_slow_steps_excuse_no_process_that_is_stopped(scene: Scene, monkeypatch:
     assert scene.num_kills == 1
 
 
-def test_one_that_goes_on_is_well_again_and_its_next_stall_is_shown_anew(
+def test_one_that_goes_on_is_well_again_and_its_next_stall_is_shown_again(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene.activity.begin(EnginePhase.FORWARD)
