@@ -16,7 +16,6 @@ from trencadis.config.attribution import demand
 from trencadis.config.convert import describe_type
 from trencadis.config.dump import dump_options
 from trencadis.config.settings import settings_of_table
-from trencadis.hookspecs import NOUNS
 from trencadis.registry import Registry
 
 FILE = Path(__file__).resolve().parents[1] / "tests" / "plugins" / "stable_options.json"
@@ -64,7 +63,7 @@ def stable_options(registry: Registry) -> dict[str, Options]:
     """Return the options of every stable component of a registry, by noun and name."""
     return {
         f"{noun}.{name}": options_of(item.component.config)
-        for noun in NOUNS
+        for noun in registry.nouns
         for name, item in registry.components(noun).items()
         if item.component.stability == "stable" and item.provenance.distribution == "trencadis"
     }

@@ -1,7 +1,7 @@
 """Every hook of Trencadís, in one file.
 
-Three kinds, three name shapes, nothing else. *Register* hooks (plural nouns) yield components, commands, configuration
-tables or health checks. *Life cycle* hooks return
+Three kinds, three name shapes, nothing else. *Register* hooks (plural nouns) yield components, nouns, commands,
+configuration tables or health checks. *Life cycle* hooks return
 nothing. *Decide* hooks return the first answer that is not None. pluggy runs at start-up and shut-down only: a step calls
 plain methods of the objects that the components' factories made.
 
@@ -28,6 +28,7 @@ from trencadis.interfaces.command import Command
 from trencadis.interfaces.component import Component
 from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.health_check import HealthCheck
+from trencadis.interfaces.noun import Noun
 from trencadis.interfaces.placement import Placement
 
 if TYPE_CHECKING:
@@ -52,14 +53,12 @@ NOUNS: Mapping[str, str] = {
     "draft_length": "trencadis_draft_lengths",
     "acceptance": "trencadis_acceptance_rules",
     "kv_connector": "trencadis_kv_connectors",
-    "kv_codec": "trencadis_kv_codecs",
-    "kv_policy": "trencadis_kv_policies",
     "router": "trencadis_routers",
     "backend": "trencadis_backends",
     "executor": "trencadis_executors",
     "observer": "trencadis_observers",
 }
-"""Each pluggable noun and its register hook."""
+"""Each noun of the core and its register hook; plugins add nouns by ``trencadis_nouns``."""
 
 
 # ---------------------------------------------------------------------------------------------------- register
@@ -142,24 +141,6 @@ def trencadis_kv_connectors() -> Iterable[Component]:
 
 
 @hookspec
-def trencadis_kv_codecs() -> Iterable[Component]:
-    """Yield KV codecs: how a KV block's bytes are kept in a store.
-
-    *Called:* once, when the registry is built. *Factory returns:* a ``KVCodec``; asked for by connectors, which may make several.
-    *Since:* 0.1.
-    """
-
-
-@hookspec
-def trencadis_kv_policies() -> Iterable[Component]:
-    """Yield KV policies: which KV blocks are worth moving.
-
-    *Called:* once, when the registry is built. *Factory returns:* a ``KVPolicy``; asked for by connectors, which may make several.
-    *Since:* 0.1.
-    """
-
-
-@hookspec
 def trencadis_routers() -> Iterable[Component]:
     """Yield routers: which replica takes a request.
 
@@ -190,6 +171,23 @@ def trencadis_observers() -> Iterable[Component]:
     """Yield observers: who sees steps and requests.
 
     *Called:* once, when the registry is built. *Factory returns:* an ``Observer``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_nouns() -> Iterable[Noun]:
+    """Yield nouns: kinds of components that other plugins may offer, with a table and a hook of their own.
+
+    *Called:* once, when the registry is built, before components are collected; the plugin cannot be there on demand. *Since:* 0.1.
+
+    Example::
+
+        @hookimpl
+        def trencadis_nouns():
+            from my_package.interfaces.tracer import Tracer
+            from trencadis.interfaces import Noun
+
+            yield Noun(name="tracer", hook="trencadis_tracers", contract=Tracer, default="none")
     """
 
 

@@ -23,7 +23,7 @@ from trencadis.config import Config
 from trencadis.config.dump import dump_config, dump_options
 from trencadis.config.import_paths import is_import_path
 from trencadis.config.messages import origin, show
-from trencadis.config.settings import CORE_TABLES, NAMES_OF_COMPONENTS, NOUN_TABLES, Setting
+from trencadis.config.settings import CORE_TABLES, Setting
 from trencadis.errors import ConfigError, PlanLockError
 from trencadis.files import read_json
 from trencadis.registry import Choice, Provenance, Registry, ResolvedPlan, resolve_plan
@@ -142,9 +142,7 @@ def _is_locked(setting: Setting) -> bool:
     """Return whether a setting of the core's tables is part of a lock. Pure."""
     if setting.table not in CORE_TABLES or setting.table in _FREE_TABLES or setting.path in _FREE_SETTINGS:
         return False
-    return not (
-        setting.table in NOUN_TABLES and setting.key in NAMES_OF_COMPONENTS
-    )  # components are compared themselves
+    return not setting.of_noun  # components are compared themselves
 
 
 def _model(path: str, revision: str) -> dict[str, str]:

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from trencadis_testing.eviction import EvictionConformance
     from trencadis_testing.executor import ExecutorConformance
     from trencadis_testing.fakes import FakeBackend
-    from trencadis_testing.kv_codec import KVCodecConformance
     from trencadis_testing.kv_connector import KVConnectorConformance
     from trencadis_testing.kv_fault_cases import KVFaultConformance
-    from trencadis_testing.kv_policy import KVPolicyConformance
     from trencadis_testing.kv_ranks import KVRanksConformance
     from trencadis_testing.observer import ObserverConformance
     from trencadis_testing.router import RouterConformance
@@ -43,10 +41,8 @@ __all__ = [
     "EvictionConformance",
     "ExecutorConformance",
     "FakeBackend",
-    "KVCodecConformance",
     "KVConnectorConformance",
     "KVFaultConformance",
-    "KVPolicyConformance",
     "KVRanksConformance",
     "LogitsProcessorConformance",
     "ObserverConformance",
@@ -66,10 +62,8 @@ _HOMES = {
     "EvictionConformance": "trencadis_testing.eviction",
     "ExecutorConformance": "trencadis_testing.executor",
     "FakeBackend": "trencadis_testing.fakes",
-    "KVCodecConformance": "trencadis_testing.kv_codec",
     "KVConnectorConformance": "trencadis_testing.kv_connector",
     "KVFaultConformance": "trencadis_testing.kv_fault_cases",
-    "KVPolicyConformance": "trencadis_testing.kv_policy",
     "KVRanksConformance": "trencadis_testing.kv_ranks",
     "LogitsProcessorConformance": "trencadis_testing.sampling_processors",
     "ObserverConformance": "trencadis_testing.observer",

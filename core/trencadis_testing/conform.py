@@ -101,9 +101,10 @@ def parse(text: str) -> Conformance:
             f"--trencadis-conform {text}: no noun and target.",
             hint="Write --trencadis-conform noun=package.module:Class, or noun=name of an installed component.",
         )
-    if noun not in NOUNS:
+    if noun not in NOUNS and noun not in _installed().nouns:
+        nouns = _installed().nouns
         raise ConfigError(
-            f"--trencadis-conform {text}: there is no noun {noun!r}.{did_you_mean(noun, NOUNS)} Choose one of: {', '.join(NOUNS)}."
+            f"--trencadis-conform {text}: there is no noun {noun!r}.{did_you_mean(noun, nouns)} Choose one of: {', '.join(nouns)}."
         )
     options: dict[str, str] = {}
     attributes: dict[str, str] = {}
@@ -124,7 +125,17 @@ def suite_class(asked: Conformance) -> type[Any]:
     Raises:
         TrencadisError: The target cannot be imported or is not of the noun's contract, or an option does not exist.
     """
-    return _suite_class(asked, _SUITES[asked.noun])
+    return _suite_class(asked, _suite_of(asked.noun))
+
+
+def _suite_of(noun: str) -> tuple[str, str]:
+    """Return module and class of a noun's suite."""
+    if noun in _SUITES:
+        return _SUITES[noun]
+    module, _, name = _installed().nouns[noun].suite.partition(":")
+    if not name:
+        raise ConfigError(f"--trencadis-conform {noun}: the plugin that offers this noun names no suite.")
+    return module, name
 
 
 def _suite_classes(asked: Conformance) -> list[type[Any]]:
@@ -160,20 +171,21 @@ def maker_of(asked: Conformance) -> Callable[..., Any]:
     """
     by_path = ":" in asked.target
     noun, target = asked.noun, asked.target
-    alone = by_path and noun != "kv_connector"  # which asks for the policy and the codec that serve the engine
+    alone = (
+        by_path and noun in NOUNS and noun != "kv_connector"
+    )  # which asks for the policy and the codec that serve the engine
     registry = Registry.discover(entry_points=()) if alone else _installed()
     flags = [f"--{noun}.{'options' if by_path else target}.{key}={value}" for key, value in asked.options.items()]
     registered = registry.select(noun, target, source="--trencadis-conform", may_import=True)
     # The configuration reads the options, so that their types, and errors in words, are those of a config file.
     name = {f"{noun}.names": (target,)} if noun == "observer" else {f"{noun}.name": target}
-    components = {} if alone else registry.config_classes()
-    config = load_config(components=components, environ={}, flags=flags, overrides=name).config
-    options = getattr(config, noun).components.get(target, {})
+    config = load_config(settings=registry.settings, environ={}, flags=flags, overrides=name).config
+    options = config.noun(noun).components.get(target, {})
 
     def make_inner(noun: str, name: str) -> Any:
         name = name or _SERVING.get(noun, "")
         inner = registry.select(noun, name, source="--trencadis-conform", may_import=True)
-        return registry.build(inner, getattr(config, noun).components.get(name, {}), context)
+        return registry.build(inner, config.noun(noun).components.get(name, {}), context)
 
     context = ComponentContext(clock=SimulatedClock(), seed=0, limits=_LIMITS, model=_MODEL, make=make_inner)
     made = _attribute_of(target) if by_path else None

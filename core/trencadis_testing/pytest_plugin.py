@@ -168,14 +168,13 @@ def _rule_of(item: pytest.Item) -> str:
     name = getattr(item, "originalname", "")
     for base in getattr(getattr(item, "cls", None), "__mro__", ()):
         if name in vars(base):
-            module, _, suite = base.__module__.partition(".")
-            if module != "trencadis_testing":
+            package, _, suite = base.__module__.rpartition(".")
+            if package not in ("trencadis_testing", "trencadis_kv.testing"):
                 return ""
             from trencadis.hookspecs import NOUNS
 
-            noun = next(
-                (noun for noun in sorted(NOUNS, key=len, reverse=True) if suite.startswith(noun)), "kv_connector"
-            )
+            nouns = sorted((*NOUNS, "kv_codec", "kv_policy"), key=len, reverse=True)
+            noun = next((noun for noun in nouns if suite.startswith(noun)), "kv_connector")
             sentence = name.removeprefix("test_").replace("_", " ")
             return f"{sentence}: {inspect.getdoc(vars(base)[name])}\nSee docs/plugins/{noun}.md."
     return ""

@@ -13,6 +13,7 @@ import pytest
 
 from trencadis.config.schema import LogConfig
 from trencadis.log import FORMATS, adopt_package, configure_logging, loading_level, log_levels
+from trencadis.registry.contracts import CORE_NOUNS
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
 
@@ -138,7 +139,7 @@ def test_every_way_to_a_plugin_shows_its_messages(logger, monkeypatch, how) -> N
         case "an object":
             PluginLoader().load_object(importlib.import_module(module))
         case "an import path":
-            import_component("scheduling", f"{module}:ServeInOrder", key="scheduling.name", source="a test")
+            import_component(CORE_NOUNS["scheduling"], f"{module}:ServeInOrder", key="scheduling.name", source="a test")
     assert [name.partition(":")[0] for name in seen] == [module]
 
 

@@ -17,9 +17,8 @@ import attrs
 import pytest
 
 from support.doc_blocks import BLOCKS, PAGES, ROOT
-from trencadis.config import settings_of
+from support.nouns import ALL_NOUNS
 from trencadis.config.settings import CORE_TABLES
-from trencadis.hookspecs import NOUNS
 from trencadis.registry import Registry
 
 PLUGIN_PAGES = [page for page in PAGES if page.parent.name == "plugins"]
@@ -31,7 +30,13 @@ API = (
     "trencadis.hookspecs",
     "trencadis.clock",
 )
-API += ("trencadis.faults", "trencadis.files", "trencadis_testing")
+API += (
+    "trencadis.faults",
+    "trencadis.files",
+    "trencadis_testing",
+    "trencadis_kv.interfaces",
+    "trencadis_kv.testing.kv_codec",
+)
 ROOMS = ("core", "plugins", "backends")
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -74,7 +79,7 @@ def members(kind: type) -> set[str]:
 def keys() -> dict[str, set[str]]:
     """Return the keys of every table of the configuration with all plugins."""
     found: dict[str, set[str]] = {}
-    for setting in settings_of(Registry.discover().config_classes()):
+    for setting in Registry.discover().settings:
         found.setdefault(setting.table, set()).add(setting.key)
         table, _, below = setting.table.rpartition(".")
         if table:
@@ -85,7 +90,7 @@ def keys() -> dict[str, set[str]]:
 @functools.cache
 def words_of_the_code() -> frozenset[str]:
     """Return the names that a reader may meet: of the API, its members and arguments, of the test kit, and what the code compares texts with."""
-    words = {*dir(builtins), *NOUNS, *keys(), *(key for of_table in keys().values() for key in of_table)}
+    words = {*dir(builtins), *ALL_NOUNS, *keys(), *(key for of_table in keys().values() for key in of_table)}
     for name, value in api().items():
         words |= {name} | (members(value) if isinstance(value, type) else set())
     for room in ROOMS:

@@ -14,6 +14,7 @@ import torch
 from docs_pages import PAGES
 from docs_pages.markdown import code_spans, table
 from docs_pages.records import with_records
+from support.nouns import ALL_NOUNS
 from trencadis import errors, hookspecs, interfaces, records
 from trencadis.cli.main import all_commands
 from trencadis.interfaces import (
@@ -28,7 +29,6 @@ from trencadis.interfaces import (
 )
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import RowStart, SamplingParams
-from trencadis.registry.contracts import CONTRACTS
 from trencadis.registry.manager import PluginLoader
 
 ROOT = Path(__file__).parents[2]
@@ -129,10 +129,10 @@ def records_in(contract: type) -> set[type]:
 SIDES = {"kv_connector": (KVSchedulerSide, KVWorkerSide), "sampling": (Sampler, LogitsProcessor)}
 
 
-@pytest.mark.parametrize("noun", CONTRACTS)
+@pytest.mark.parametrize("noun", ALL_NOUNS)
 def test_every_field_of_what_a_contract_s_methods_carry_is_on_a_page_of_plugins(noun: str) -> None:
     pages = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "plugins").glob("*.md")}
-    carried = set().union(*map(records_in, SIDES.get(noun, (CONTRACTS[noun],))))
+    carried = set().union(*map(records_in, SIDES.get(noun, (ALL_NOUNS[noun].contract,))))
     for record in {*carried, ComponentContext}:
         name = record.__name__
         homes = [page for page in pages.values() if f"\n### `{name}`\n" in page]
@@ -152,9 +152,13 @@ def test_every_field_of_what_a_contract_s_methods_carry_is_on_a_page_of_plugins(
 
 
 def test_the_records_that_contracts_carry_are_found() -> None:
-    assert {item.__name__ for item in records_in(CONTRACTS["scheduling"])} >= {"SchedulerView", "Request", "TokenSplit"}
-    assert {item.__name__ for item in records_in(CONTRACTS["observer"])} >= {"StepStats", "FinishedSequence"}
-    assert {item.__name__ for item in records_in(CONTRACTS["draft_length"])} == {"LengthView", "VerifiedStep"}
+    assert {item.__name__ for item in records_in(ALL_NOUNS["scheduling"].contract)} >= {
+        "SchedulerView",
+        "Request",
+        "TokenSplit",
+    }
+    assert {item.__name__ for item in records_in(ALL_NOUNS["observer"].contract)} >= {"StepStats", "FinishedSequence"}
+    assert {item.__name__ for item in records_in(ALL_NOUNS["draft_length"].contract)} == {"LengthView", "VerifiedStep"}
 
 
 def test_what_new_packages_and_the_pages_import_is_what_the_page_allows() -> None:

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from support.core.invariants import broken_invariants
 from support.kv.fake_blender import NEARLY_ALL, OTHER, BlendingBackend
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import ComponentContext, KVPolicy
+from trencadis.interfaces import ComponentContext
 from trencadis.records import Request, SamplingParams
 from trencadis_kv.connectors.blend.config import BlendConfig
 from trencadis_kv.connectors.blend.connector import make_blend
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_model import START, chain, fake_next_token

@@ -89,19 +89,18 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def components():
-    return Registry.discover().config_classes()
+def settings():
+    return Registry.discover().settings
 
 
 @pytest.mark.parametrize(("name", "text", "path", "value"), NAMES)
-def test_name_means_what_it_means_there_and_is_the_source(components, name, text, path, value):
-    resolved = load_config(components=components, environ={name: text})
+def test_name_means_what_it_means_there_and_is_the_source(settings, name, text, path, value):
+    resolved = load_config(settings=settings, environ={name: text})
     assert resolved.values[path] == value
     assert resolved.sources[path] == f"environment {name}"
 
 
-def test_every_name_that_is_read_is_in_the_list(components):
-    settings = load_config(components=components, environ={}).settings
+def test_every_name_that_is_read_is_in_the_list(settings):
     found = {(alias.name, alias.path) for alias in aliases_of(settings) if alias.name.startswith(("VLLM_", "PT_HPU_"))}
     assert found == {(name, path) for name, _, path, _ in NAMES}
 
@@ -110,19 +109,19 @@ def test_every_name_that_is_read_is_in_the_list(components):
     ("name", "text", "path"),
     [("VLLM_ENABLE_BUCKETING", "true", "bucketing.name"), ("VLLM_DEBUG", "fwd", "defragmenter.log_moves")],
 )
-def test_text_may_say_nothing_about_a_setting(components, name, text, path):
-    assert load_config(components=components, environ={name: text}).sources[path] == "default"
+def test_text_may_say_nothing_about_a_setting(settings, name, text, path):
+    assert load_config(settings=settings, environ={name: text}).sources[path] == "default"
 
 
-def test_strategy_that_the_vendor_does_not_have_is_refused(components):
+def test_strategy_that_the_vendor_does_not_have_is_refused(settings):
     said = r'\[bucketing\] name = "exponential" \(from environment VLLM_BUCKETING_STRATEGY\): must be one of: exp, lin, pad\.'
     with pytest.raises(ConfigValueError, match=said):
-        load_config(components=components, environ={"VLLM_BUCKETING_STRATEGY": "exponential"})
+        load_config(settings=settings, environ={"VLLM_BUCKETING_STRATEGY": "exponential"})
 
 
-def test_misspelt_bucket_size_is_reported(components, caplog):
+def test_misspelt_bucket_size_is_reported(settings, caplog):
     with caplog.at_level(logging.WARNING, logger="trencadis"):
-        load_config(components=components, environ={"VLLM_PROMPT_BS_BUCKET_MXA": "2"})
+        load_config(settings=settings, environ={"VLLM_PROMPT_BS_BUCKET_MXA": "2"})
     said = "VLLM_PROMPT_BS_BUCKET_MXA=2 has no effect: there is no such bucket size."
     assert [message for message in caplog.messages if message.startswith(said)]
 
@@ -138,8 +137,8 @@ def test_a_variable_of_the_vendor_asks_for_the_package_that_knows_it():
 
 
 @pytest.mark.parametrize("name", sorted({name for name, *_ in NAMES}))
-def test_empty_name_says_nothing(components, name):
-    resolved = load_config(components=components, environ={name: ""})
+def test_empty_name_says_nothing(settings, name):
+    resolved = load_config(settings=settings, environ={name: ""})
     assert set(resolved.sources.values()) == {"default"}
 
 

@@ -27,7 +27,6 @@ ALLOWED = {
     ("import_module", "trencadis/__init__.py"): "names of a table of ours",
     ("import_module", "trencadis/api.py"): "names of a table of ours",
     ("import_module", "trencadis/interfaces/component.py"): "import_attribute itself",
-    ("import_module", "trencadis/registry/contracts.py"): "nouns, which are ours",
     ("import_module", "trencadis_testing/__init__.py"): "names of a table of ours",
     ("import_module", "trencadis_testing/conform.py"): "test suites, named on the command line of a test",
     ("import_module", "trencadis_testing/hash_seeds.py"): "test suites in a process of the test's own",

@@ -86,10 +86,10 @@ def test_wheel_registers_every_built_in_through_entry_points(wheel: zipfile.ZipF
 
 
 def test_wheel_carries_the_templates_of_new_plugins(wheel: zipfile.ZipFile) -> None:
-    from trencadis.hookspecs import NOUNS
+    from support.nouns import ALL_NOUNS
 
     names = set(wheel.namelist())
-    for template in ("pyproject.toml", "README.md", "init.py", "config.py", *(f"{noun}.py" for noun in NOUNS)):
+    for template in ("pyproject.toml", "README.md", "init.py", "config.py", *(f"{noun}.py" for noun in ALL_NOUNS)):
         assert f"trencadis_tools/new_plugin/templates/{template}.tmpl" in names
 
 

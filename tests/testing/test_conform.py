@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.nouns import ALL_NOUNS
 from trencadis.errors import ConfigError, TrencadisError
-from trencadis.hookspecs import NOUNS
 from trencadis.records import ModelSource
 from trencadis_testing.conform import Conformance, parse, suite_class
 
@@ -170,13 +170,13 @@ def test_value_of_another_form_is_refused(text, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("noun", NOUNS)
+@pytest.mark.parametrize("noun", ALL_NOUNS)
 def test_every_noun_has_a_suite(noun):
     import importlib
 
-    from trencadis_testing.conform import _SUITES
+    from trencadis_testing.conform import _suite_of
 
-    module, name = _SUITES[noun]
+    module, name = _suite_of(noun)
     suite = getattr(importlib.import_module(module), name)
     assert any(test.startswith("test_") for test in dir(suite))
 

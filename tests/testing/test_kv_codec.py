@@ -8,8 +8,8 @@ from hashlib import blake2b
 import pytest
 
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVCodec
-from trencadis_testing.kv_codec import KVCodecConformance, payloads
+from trencadis_kv.interfaces import KVCodec
+from trencadis_kv.testing.kv_codec import KVCodecConformance, payloads
 
 
 class Deflate(KVCodec):

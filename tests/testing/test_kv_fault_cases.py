@@ -7,8 +7,9 @@ from typing import Any
 import attrs
 import pytest
 
-from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
+from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import ConnectorReport
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store import objects
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.loads import Loads

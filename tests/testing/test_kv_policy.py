@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from trencadis.interfaces import KVPolicy
-from trencadis_testing.kv_policy import KVPolicyConformance, load_view
+from trencadis_kv.interfaces import KVPolicy
+from trencadis_kv.testing.kv_policy import KVPolicyConformance, load_view
 
 
 class LongOnes(KVPolicy):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from importlib.metadata import entry_points
 
 from docs_pages.markdown import heading_note, table
-from trencadis.config import Settings, settings_of
+from trencadis.config import Settings
 from trencadis.config.reference import SPELLINGS, alias_table, describe, tables_reference
-from trencadis.config.settings import NOUN_TABLES
 from trencadis.other_engines import ENGINES, sections
 from trencadis.registry import Registry
 
 __all__ = ["CONFIGURATION_PAGES", "built_in_settings"]
-
-_OURS = "trencadis"
 
 _NOTE = heading_note("the config classes")
 
@@ -54,23 +52,16 @@ The defaults serve a model well on one machine. Look at these first, and at the 
 @cache
 def built_in_settings() -> Settings:
     """Return the settings of the schema and of this distribution's components; those of other packages are left out."""
-    registry = Registry.discover(strict=True)
-    return settings_of(
-        {
-            name: {
-                component: config_class
-                for component, config_class in found.items()
-                if registry.components(name)[component].provenance.distribution == _OURS
-            }
-            if isinstance(found, dict)
-            else found
-            for name, found in registry.config_classes().items()
-        }
-    )
+    points = [point for point in entry_points(group="trencadis") if point.dist and point.dist.name == "trencadis"]
+    return Registry.discover(strict=True, entry_points=points).settings
+
+
+def _nouns() -> tuple[str, ...]:
+    return built_in_settings().nouns
 
 
 def _general_tables() -> list[str]:
-    return [name for name in built_in_settings().tables() if "." not in name and name not in NOUN_TABLES]
+    return [name for name in built_in_settings().tables() if "." not in name and name not in _nouns()]
 
 
 def _front_page() -> str:
@@ -81,11 +72,11 @@ def _front_page() -> str:
         setting = settings.get(path)
         assert setting is not None, f"{path} is no setting any more"
         noun = path.removesuffix(".name")
-        meaning = f"Component of the noun `{noun}`." if noun in NOUN_TABLES else setting.help
+        meaning = f"Component of the noun `{noun}`." if noun in _nouns() else setting.help
         rows.append((f"[`{path}`]({_page_of(path)})", describe(setting), meaning, when))
     listed = [
         (f"[`{noun}`](configuration/{noun}.md)", ", ".join(f"`{name}`" for name in _components(noun)))
-        for noun in NOUN_TABLES
+        for noun in _nouns()
     ]
     general = ", ".join(f"`[{name}]`" for name in _general_tables())
     return "\n".join(
@@ -98,7 +89,7 @@ def _front_page() -> str:
             f"[Engine and server](configuration/general.md) has the tables that belong to no noun: {general}.",
             "[Names of other software](configuration/other-names.md) has flags of SGLang and llama.cpp, and the environment variables of the vLLM plugin for Gaudi.\n",
             "```{toctree}\n:hidden:\n",
-            "\n".join(["configuration/general", *(f"configuration/{noun}" for noun in NOUN_TABLES)]),
+            "\n".join(["configuration/general", *(f"configuration/{noun}" for noun in _nouns())]),
             "configuration/other-names\n```\n",
         ]
     )
@@ -106,7 +97,7 @@ def _front_page() -> str:
 
 def _page_of(path: str) -> str:
     noun = path.partition(".")[0]
-    return f"configuration/{noun if noun in NOUN_TABLES else 'general'}.md"
+    return f"configuration/{noun if noun in _nouns() else 'general'}.md"
 
 
 def _components(noun: str) -> list[str]:
@@ -148,7 +139,7 @@ def _other_names_page() -> str:
 CONFIGURATION_PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": _front_page,
     "configuration/general.md": _general_page,
-    **{f"configuration/{noun}.md": partial(_noun_page, noun) for noun in NOUN_TABLES},
+    **{f"configuration/{noun}.md": partial(_noun_page, noun) for noun in _nouns()},
     "configuration/other-names.md": _other_names_page,
 }
 """Path under ``docs/`` of each page, and what makes it."""

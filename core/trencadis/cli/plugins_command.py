@@ -12,10 +12,9 @@ import attrs
 from trencadis.config import Config
 from trencadis.console import print_table, print_text
 from trencadis.errors import ConfigError, PluginError, did_you_mean
-from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Stability
+from trencadis.interfaces.noun import Noun
 from trencadis.registry import Registry, ResolvedPlan, resolve_plan
-from trencadis.registry.contracts import interface_version, stability_of
 from trencadis.registry.listing import ComponentRow, processors_of, rows_of
 
 __all__ = ["add_arguments", "run"]
@@ -43,7 +42,7 @@ _WIDE: Mapping[str, Callable[[ComponentRow], str]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
-    parser.add_argument("noun", nargs="?", default="", metavar="NOUN", help=f"only of one noun: {', '.join(NOUNS)}")
+    parser.add_argument("noun", nargs="?", default="", metavar="NOUN", help="only of one noun, such as scheduling")
     parser.add_argument("--wide", action="store_true", help="print origin, version, stability and capabilities as well")
     parser.add_argument("--json", action="store_true", help="print JSON, with everything, of all nouns")
 
@@ -56,9 +55,10 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         PluginError: The configuration names a component that does not exist or does not fit the others. If a plugin is broken,
             everything is printed first, without roles.
     """
-    if args.noun not in ("", *NOUNS):
+    nouns = registry.nouns
+    if args.noun not in ("", *nouns):
         raise ConfigError(
-            f'plugins: there is no noun "{args.noun}".{did_you_mean(args.noun, NOUNS)} Choose one of: {", ".join(NOUNS)}.'
+            f'plugins: there is no noun "{args.noun}".{did_you_mean(args.noun, nouns)} Choose one of: {", ".join(nouns)}.'
         )
     try:
         plan, unresolved = resolve_plan(config, registry, sources=args.resolved.sources), None
@@ -76,9 +76,10 @@ def _listing(registry: Registry, plan: ResolvedPlan | None, rows: Sequence[Compo
     """Return what ``--json`` prints. Pure."""
     return {
         "plan_hash": plan.plan_hash if plan else "",
-        "nouns": {noun: [row.name for row in rows if row.noun == noun] for noun in NOUNS},
+        "nouns": {noun: [row.name for row in rows if row.noun == noun] for noun in registry.nouns},
         "contracts": {
-            noun: {"interface_version": interface_version(noun), "stability": stability_of(noun)} for noun in NOUNS
+            name: {"interface_version": noun.interface_version, "stability": noun.stability}
+            for name, noun in registry.nouns.items()
         },
         "components": [{**attrs.asdict(row), "active": row.role == "active"} for row in rows],
         "logits_processors": [attrs.asdict(row) for row in processors_of(plan)],
@@ -99,11 +100,13 @@ def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | No
     headings = [heading for heading in columns if heading != "noun" or not args.noun]
     print_table(headings, [[columns[heading](row) for heading in headings] for row in shown])
     if not args.noun or not shown:
-        empty = [noun for noun in NOUNS if args.noun in ("", noun) and not any(row.noun == noun for row in rows)]
+        empty = [
+            noun for noun in registry.nouns if args.noun in ("", noun) and not any(row.noun == noun for row in rows)
+        ]
         if empty:
             print_text(f"no component installed: {', '.join(empty)}", indent="  ")
     if args.wide:
-        _print_contracts(args.noun)
+        _print_contracts([one for name, one in registry.nouns.items() if args.noun in ("", name)])
     for one in processors_of(plan) if args.noun in ("", "sampling") else ():
         role = f" ({one.role})" if one.role else ""
         print_text(
@@ -117,10 +120,9 @@ def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | No
             print_text(f"contested: {error}", indent="  ")
 
 
-def _print_contracts(noun: str) -> None:
-    """Print the version of each noun's contract, by stability; of one noun only if it is not empty."""
-    nouns = [noun] if noun else list(NOUNS)
+def _print_contracts(nouns: Sequence[Noun]) -> None:
+    """Print the version of each noun's contract, by stability."""
     for stability in get_args(Stability):
-        contracts = [f"{one} {interface_version(one)}" for one in nouns if stability_of(one) == stability]
+        contracts = [f"{one.name} {one.interface_version}" for one in nouns if one.stability == stability]
         if contracts:
             print_text(f"{stability} contracts: {', '.join(contracts)}", indent="  ")

@@ -12,7 +12,7 @@ from trencadis.config.convert import WrongValueError, parse_text, structure
 from trencadis.config.import_paths import import_paths_in, is_import_path, refuse_import_path
 from trencadis.config.messages import DEFAULT, origin, value_error, with_origin
 from trencadis.config.schema import Config
-from trencadis.config.settings import CORE_TABLES, NOUN_TABLES, Setting, Settings
+from trencadis.config.settings import CORE_TABLES, Setting, Settings
 from trencadis.config.sources import RawValue
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError
 
@@ -44,10 +44,11 @@ class ConfigBuilder:
             ConfigError: As in :func:`trencadis.config.load_config`.
         """
         tables: dict[str, Any] = {}
-        for name in CORE_TABLES:
-            extra = {"components": self._components(name)} if name in NOUN_TABLES else {}
+        for name in (*CORE_TABLES, *self._settings.tables_of_plugins()):
+            extra = {"components": self._components(name)} if name in self._settings.nouns else {}
             tables[name] = self._table(name, extra)
-        return Config(**tables, tables={name: self._table(name, {}) for name in self._settings.tables_of_plugins()})
+        own = {name: tables.pop(name) for name in self._settings.tables_of_plugins()}
+        return Config(**tables, tables=own)
 
     def component(self, table: str) -> Any:
         """Return the config object of the component whose table this is; None where a required value is missing.

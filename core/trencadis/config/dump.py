@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from trencadis.config.import_paths import is_import_path
-from trencadis.config.schema import Config
+from trencadis.config.schema import Config, FixedNounConfig
 from trencadis.config.settings import CORE_TABLES
 
 __all__ = ["dump_config", "dump_options"]
@@ -25,7 +25,8 @@ def dump_config(config: Config, *, secrets: bool = True) -> dict[str, Any]:
         config: Resolved.
         secrets: With values that the schema marks as secret, and with tables of applications.
     """
-    tables = {name: getattr(config, name) for name in CORE_TABLES} | (dict(config.tables) if secrets else {})
+    shown = {name: table for name, table in config.tables.items() if secrets or isinstance(table, FixedNounConfig)}
+    tables = {name: getattr(config, name) for name in CORE_TABLES} | shown
     return {name: _table(table, secrets=secrets) for name, table in tables.items()}
 
 

@@ -13,7 +13,7 @@ from trencadis.config.aliases import alias_rows
 from trencadis.config.attribution import demand
 from trencadis.config.convert import describe_type
 from trencadis.config.messages import show
-from trencadis.config.settings import NOUN_TABLES, Setting, Settings
+from trencadis.config.settings import Setting, Settings
 
 __all__ = ["SPELLINGS", "alias_table", "describe", "flag_names", "reference_page", "tables_reference"]
 
@@ -77,7 +77,7 @@ def tables_reference(settings: Settings, *, nouns: Container[str] | None = None)
         level = "##" if "." not in table else "###"
         parts.append(f"{level} `[{table}]`\n")
         if rows:
-            if purpose := _purpose(config_class, table):
+            if purpose := _purpose(config_class, table, settings):
                 parts.append(f"{purpose}\n")
             lines = [
                 "| key | type | default | unit | meaning |",
@@ -106,9 +106,9 @@ def _default(setting: Setting) -> str:
     return "derived" if setting.default is attrs.NOTHING else show(setting.default)
 
 
-def _purpose(config_class: type[Any], table: str) -> str:
+def _purpose(config_class: type[Any], table: str, settings: Settings) -> str:
     """Return the first paragraph of a class's docstring, without the table's name in front; may be empty."""
-    if table in NOUN_TABLES:
+    if table in settings.nouns:
         return f"Which component of the noun `{table}`."
     text = (inspect.getdoc(config_class) or "").split("\n\n")[0].replace("\n", " ")
     own = re.match(r"Table ``[^`]+``(: |\.\s*)", text)

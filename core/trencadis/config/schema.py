@@ -486,8 +486,6 @@ class Config:
     draft_length: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="goodput"))
     acceptance: NounConfig = attrs.field(factory=lambda: AcceptanceConfig(name="match"))
     kv_connector: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))
-    kv_codec: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))
-    kv_policy: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="cost_aware"))
     router: RouterConfig = attrs.field(factory=lambda: RouterConfig(name="prefix_affinity", fallback="least_loaded"))
     backend: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="auto"))
     executor: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="auto"))
@@ -496,6 +494,10 @@ class Config:
     plugins: PluginsConfig = attrs.field(factory=PluginsConfig)
     log: LogConfig = attrs.field(factory=LogConfig)
     tables: Mapping[str, Any] = attrs.field(factory=dict, metadata={"of_plugins": True})
+
+    def noun(self, name: str) -> Any:
+        """Return the table of a noun, of the core or of a plugin; one that chooses nothing if the configuration was made without it."""
+        return getattr(self, name, None) or self.tables.get(name) or FixedNounConfig()
 
     def table(self, name: str, kind: type[T]) -> T:
         """Return a plugin's own table, such as ``[server]``; of its defaults if the configuration was made without plugins.

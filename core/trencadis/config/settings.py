@@ -12,23 +12,24 @@ from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from trencadis.config.schema import Config, FixedNounConfig, ObserverConfig
+from trencadis.interfaces.noun import Noun
 
 __all__ = [
     "CORE_TABLES",
     "ENVIRONMENT_PREFIX",
     "NAMES_OF_COMPONENTS",
-    "NOUN_TABLES",
     "ComponentClasses",
     "Setting",
     "Settings",
     "settings_of",
     "settings_of_table",
+    "with_nouns",
 ]
 
 ENVIRONMENT_PREFIX = "TRENCADIS_"
@@ -39,10 +40,8 @@ ComponentClasses = Mapping[str, Mapping[str, type[Any]] | type[Any]]
 CORE_TABLES = tuple(field.name for field in attrs.fields(Config) if field.name != "tables")
 """Tables of the schema, in its order."""
 
-NOUN_TABLES: tuple[str, ...] = tuple(
-    name for name in CORE_TABLES if isinstance(getattr(Config(), name), FixedNounConfig | ObserverConfig)
-)
-"""Tables of nouns, in the schema's order."""
+_OF_NOUNS = (FixedNounConfig, ObserverConfig)
+"""Classes of the tables of nouns."""
 
 NAMES_OF_COMPONENTS = frozenset({"name", "fallback", "shadow", "names"})
 """Keys of a noun's table that name components."""
@@ -60,6 +59,7 @@ class Setting:
         unit: Such as ``tokens``; empty for none.
         secret: The value is never printed.
         attribute: The attrs field that it comes from.
+        of_noun: A key of a noun's own table that names components.
     """
 
     path: str
@@ -69,6 +69,7 @@ class Setting:
     unit: str
     secret: bool
     attribute: Any
+    of_noun: bool = False
 
     @property
     def table(self) -> str:
@@ -93,8 +94,7 @@ class Setting:
     @property
     def names_component(self) -> bool:
         """Whether it names components: a noun's own key, or a field that says so."""
-        is_of_noun = self.table in NOUN_TABLES and self.key in NAMES_OF_COMPONENTS
-        return is_of_noun or bool(self.attribute.metadata.get("component"))
+        return self.of_noun or bool(self.attribute.metadata.get("component"))
 
 
 class Settings:
@@ -103,6 +103,11 @@ class Settings:
     def __init__(self, classes: Mapping[str, type[Any]], settings: Mapping[str, Setting]) -> None:
         self._classes = classes
         self._settings = settings
+
+    @functools.cached_property
+    def nouns(self) -> tuple[str, ...]:
+        """Tables of nouns, of the core and of plugins, in order."""
+        return tuple(table for table, kind in self._classes.items() if "." not in table and issubclass(kind, _OF_NOUNS))
 
     def __iter__(self) -> Iterator[Setting]:
         """Yield settings, table by table."""
@@ -121,7 +126,7 @@ class Settings:
         return [setting.key for setting in self if setting.table == table]
 
     def tables_of_plugins(self) -> list[str]:
-        """Return the names of the tables that belong to plugins and to no noun. Pure."""
+        """Return the names of the tables that belong to plugins, those of their nouns among them. Pure."""
         return [table for table in self._classes if "." not in table and table not in CORE_TABLES]
 
     def components_of(self, noun: str) -> list[str]:
@@ -131,11 +136,12 @@ class Settings:
         )
 
 
-def settings_of(components: ComponentClasses | None = None) -> Settings:
+def settings_of(components: ComponentClasses | None = None, nouns: Iterable[Noun] = ()) -> Settings:
     """Return the catalogue of the schema and of the given components' config classes. Pure.
 
     Args:
         components: Config classes that plugins bring; none: the schema's own tables only.
+        nouns: Nouns of plugins; the table of one comes after that of the noun which it helps.
 
     Raises:
         NameError: An annotation of a config class cannot be resolved.
@@ -144,8 +150,9 @@ def settings_of(components: ComponentClasses | None = None) -> Settings:
     classes: dict[str, type[Any]] = {}
     settings: dict[str, Setting] = {}
     root = Config()
-    for name in CORE_TABLES:
-        table = getattr(root, name)
+    tables = {name: getattr(root, name) for name in CORE_TABLES}
+    for name in with_nouns(CORE_TABLES, nouns := tuple(nouns)):
+        table = tables.get(name) or FixedNounConfig(name=next(noun.default for noun in nouns if noun.name == name))
         _add_table(name, type(table), table, classes, settings)
         of_noun = components.get(name, {})
         assert isinstance(of_noun, Mapping), f"[{name}] is a table of the core"
@@ -155,6 +162,14 @@ def settings_of(components: ComponentClasses | None = None) -> Settings:
         if isinstance(own, type):
             _add_table(name, own, None, classes, settings)
     return Settings(classes, settings)
+
+
+def with_nouns(names: Iterable[str], nouns: Iterable[Noun]) -> list[str]:
+    """Return names with those of plugins' nouns: each after the noun that it helps, else at the end. Pure."""
+    found = list(names)
+    for noun in reversed(tuple(nouns)):
+        found.insert(found.index(noun.helps) + 1 if noun.helps in found else len(found), noun.name)
+    return found
 
 
 def settings_of_table(table: str, config_class: type[Any]) -> Settings:
@@ -181,9 +196,7 @@ def _add_table(
     nested: list[tuple[str, type[Any]]] = []
     for field in attrs.fields(config_class):
         path = f"{table}.{field.name}"
-        if not field.init or (
-            issubclass(config_class, FixedNounConfig | ObserverConfig) and field.name == "components"
-        ):
+        if not field.init or (issubclass(config_class, _OF_NOUNS) and field.name == "components"):
             continue
         if attrs.has(hints[field.name]):
             nested.append((path, hints[field.name]))
@@ -196,6 +209,7 @@ def _add_table(
             unit=str(field.metadata.get("unit", "")),
             secret=bool(field.metadata.get("secret", False)),
             attribute=field,
+            of_noun=issubclass(config_class, _OF_NOUNS) and field.name in NAMES_OF_COMPONENTS,
         )
     for path, nested_class in nested:
         _add_table(path, nested_class, None, classes, settings)

@@ -15,7 +15,7 @@ import attrs
 
 from trencadis.config.homes import where_it_belongs
 from trencadis.config.messages import ARGUMENT, origin, value_error
-from trencadis.config.settings import ENVIRONMENT_PREFIX, NOUN_TABLES, Settings
+from trencadis.config.settings import ENVIRONMENT_PREFIX, Settings
 from trencadis.errors import ConfigError, UnknownKeyError, did_you_mean
 from trencadis.files import check_plain, parse_toml, read_text
 
@@ -125,7 +125,7 @@ def from_tree(tree: Mapping[str, Any], settings: Settings, source: str, *, may_i
 def _walk(tree: Mapping[str, Any], table: str, settings: Settings, source: str) -> Iterator[RawValue]:
     for key, value in tree.items():
         path = f"{table}.{key}" if table else str(key)
-        if table in NOUN_TABLES and key == "options" and isinstance(value, Mapping):
+        if table in settings.nouns and key == "options" and isinstance(value, Mapping):
             yield from (RawValue(path=f"{path}.{name}", raw=item, source=source) for name, item in value.items())
         elif settings.get(path) is not None:
             yield RawValue(path=path, raw=value, source=source)
@@ -149,7 +149,7 @@ def _unknown(table: str, key: str, value: Any, settings: Settings, source: str) 
             else f"{key}{origin(source)}: no such key."
         )
         return UnknownKeyError(f"{found}{did_you_mean(key, tables)} The tables are: {', '.join(tables)}.")
-    if table in NOUN_TABLES and isinstance(value, Mapping):
+    if table in settings.nouns and isinstance(value, Mapping):
         names = settings.components_of(table)
         choices = f"Choose one of: {', '.join(names)}." if names else "No plugin offers any."
         return UnknownKeyError(
@@ -183,12 +183,12 @@ def from_environment(environ: Mapping[str, str], settings: Settings) -> list[Raw
         tables = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if name in known:
             path = known[name]
-        elif len(tables) == 3 and tables[0] in NOUN_TABLES and tables[1] == "options":
+        elif len(tables) == 3 and tables[0] in settings.nouns and tables[1] == "options":
             path = ".".join(tables)
         elif name in flat:
             raise UnknownKeyError(f'environment {name}: no such setting. Did you mean "{flat[name]}"?')
         elif len(tables) == 1 and tables[0] in settings.tables():
-            keys = ["name"] if tables[0] in NOUN_TABLES else settings.keys_of(tables[0])
+            keys = ["name"] if tables[0] in settings.nouns else settings.keys_of(tables[0])
             meant = f"{name}__{keys[0].upper()}" if len(keys) == 1 else f"{name}__KEY"
             raise UnknownKeyError(
                 f'environment {name}: [{tables[0]}] is a table and has no value of its own. Did you mean "{meant}"?',
@@ -254,7 +254,7 @@ def _value_of(name: str, following: str | None, settings: Settings) -> tuple[str
 def _path_of(flag: str, settings: Settings) -> str:
     path = flag.removeprefix("--").replace("-", "_")
     tables = path.split(".")
-    if settings.get(path) is not None or (len(tables) == 3 and tables[0] in NOUN_TABLES and tables[1] == "options"):
+    if settings.get(path) is not None or (len(tables) == 3 and tables[0] in settings.nouns and tables[1] == "options"):
         return path
     flags = [setting.flag for setting in settings]
     raise UnknownKeyError(

@@ -26,7 +26,6 @@ from trencadis.interfaces.eviction import EvictionPolicy
 from trencadis.interfaces.executor import Executor
 from trencadis.interfaces.health_check import Finding, HealthCheck, Severity
 from trencadis.interfaces.kv_blender import BlendChunk, BlendOrder, KVBlender
-from trencadis.interfaces.kv_codec import KVCodec
 from trencadis.interfaces.kv_connector import (
     ConnectorPair,
     KVSchedulerSide,
@@ -39,15 +38,6 @@ from trencadis.interfaces.kv_connector import (
     SupportsRemoteScheduler,
     SupportsRemoteWorkers,
     SupportsStepTimes,
-)
-from trencadis.interfaces.kv_policy import (
-    FailureView,
-    KVPolicy,
-    LoadView,
-    PrefillEngineView,
-    PrefillView,
-    SaveView,
-    SourceView,
 )
 from trencadis.interfaces.kv_pool import KVPool
 from trencadis.interfaces.laws import (
@@ -68,6 +58,7 @@ from trencadis.interfaces.laws import (
     tell_always,
 )
 from trencadis.interfaces.layer_gate import LayerGate
+from trencadis.interfaces.noun import Noun
 from trencadis.interfaces.observer import Observer
 from trencadis.interfaces.optional_calls import (
     BlockCopies,
@@ -149,13 +140,10 @@ __all__ = [
     "DraftView",
     "EvictionPolicy",
     "Executor",
-    "FailureView",
     "Finding",
     "SamplingFingerprint",
     "HealthCheck",
     "KVBlender",
-    "KVCodec",
-    "KVPolicy",
     "KVPool",
     "KVSchedulerSide",
     "KVWorkerSide",
@@ -163,12 +151,12 @@ __all__ = [
     "Distributions",
     "LengthView",
     "LiveRequests",
-    "LoadView",
     "LogitsProcessor",
     "Lookup",
     "Move",
     "NamedModel",
     "NoConfig",
+    "Noun",
     "Observer",
     "PendingStep",
     "Placement",
@@ -179,12 +167,8 @@ __all__ = [
     "SampledLogprobs",
     "Sampler",
     "SamplingContext",
-    "PrefillEngineView",
-    "PrefillView",
-    "SaveView",
     "SchedulerView",
     "SchedulingPolicy",
-    "SourceView",
     "Speculator",
     "Severity",
     "Stability",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import attrs
@@ -11,22 +11,23 @@ from trencadis.config import check_defaults, settings_of_table
 from trencadis.config.schema import HERE, Config
 from trencadis.errors import ComponentConflictError, ConfigError, ContractError, PluginError, PluginLoadError
 from trencadis.faults import as_words, shown
-from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Component
 from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.health_check import HealthCheck
+from trencadis.interfaces.noun import Noun
 from trencadis.interfaces.placement import Placement
 from trencadis.registry.contracts import why_refused
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import OUR_DISTRIBUTION, Provenance
 
 __all__ = [
-    "HAVE_NONE",
+    "NOUNS_HOOK",
     "BrokenPlugin",
     "RegisteredComponent",
     "add_component",
     "checks_of",
     "components_of",
+    "nouns_of",
     "placements_of",
     "tables_of",
 ]
@@ -35,9 +36,8 @@ K = TypeVar("K", bound=Hashable)
 ItemT = TypeVar("ItemT")
 
 _RESERVED = frozenset({"auto", "components", "none", "options"})
+NOUNS_HOOK = "trencadis_nouns"
 _CORE_TABLES = frozenset(field.name for field in attrs.fields(Config))
-HAVE_NONE = frozenset({"kv_codec"})
-"""Nouns whose ``none`` is a component: a connector asks for a codec, and gets one that does nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,7 +74,24 @@ class BrokenPlugin:
     error: PluginError
 
 
-def components_of(loader: PluginLoader, plugin: str) -> Iterator[RegisteredComponent]:
+def nouns_of(loader: PluginLoader, plugin: str) -> list[Noun]:
+    """Return the nouns that one plugin offers.
+
+    Raises:
+        PluginLoadError: Its hook raised.
+        ContractError: It yielded something else, or one of the name of a table of the core.
+    """
+    found = _offered(loader, plugin, NOUNS_HOOK, Noun)
+    for item in found:
+        if item.name in _CORE_TABLES:
+            provenance = loader.plugins[plugin]
+            raise ContractError(
+                f"noun {item.name} of {provenance}: the name is one of trencadis itself.", hint=provenance.remedy
+            )
+    return found
+
+
+def components_of(loader: PluginLoader, plugin: str, nouns: Iterable[Noun]) -> Iterator[RegisteredComponent]:
     """Yield one plugin's components, checked, noun by noun.
 
     Raises:
@@ -83,10 +100,10 @@ def components_of(loader: PluginLoader, plugin: str) -> Iterator[RegisteredCompo
         ContractError: A hook yielded what is no usable component.
     """
     provenance = loader.plugins[plugin]
-    for noun, hook in NOUNS.items():
-        for item in loader.offered(plugin, hook):
-            _check(noun, hook, item, provenance)
-            yield RegisteredComponent(noun=noun, name=item.name, component=item, provenance=provenance)
+    for noun in nouns:
+        for item in loader.offered(plugin, noun.hook):
+            _check(noun, item, provenance)
+            yield RegisteredComponent(noun=noun.name, name=item.name, component=item, provenance=provenance)
 
 
 def add_component(table: dict[K, RegisteredComponent], key: K, new: RegisteredComponent) -> None:
@@ -116,22 +133,22 @@ def _conflict(old: RegisteredComponent, new: RegisteredComponent) -> PluginError
     )
 
 
-def _check(noun: str, hook: str, item: Any, provenance: Provenance) -> None:
+def _check(noun: Noun, item: Any, provenance: Provenance) -> None:
     if not isinstance(item, Component):
         raise ContractError(
-            f"{provenance} yielded {shown(item)} from {hook}, where a trencadis.Component is expected.",
+            f"{provenance} yielded {shown(item)} from {noun.hook}, where a trencadis.Component is expected.",
             hint=provenance.remedy,
         )
-    owner = f'{noun} component "{item.name}" of {provenance}'
+    owner = f'{noun.name} component "{item.name}" of {provenance}'
     refused = why_refused(noun, item.interface_version)
     if refused:
         raise PluginLoadError(f"{owner} is refused: {refused}.", hint=provenance.remedy)
-    reserved = _RESERVED | {field.name for field in attrs.fields(type(getattr(Config(), noun)))}
-    if noun in HAVE_NONE:
+    reserved = _RESERVED | {field.name for field in attrs.fields(type(Config().noun(noun.name)))}
+    if noun.has_none:
         reserved -= {"none"}
     if item.name in reserved:
         raise ContractError(f"{owner}: the name is reserved.", hint=f"Not allowed: {', '.join(sorted(reserved))}.")
-    _check_config_class(owner, f"{noun}.{item.name}", item.config, provenance)
+    _check_config_class(owner, f"{noun.name}.{item.name}", item.config, provenance)
 
 
 def tables_of(loader: PluginLoader, plugin: str) -> dict[str, ConfigTable]:

@@ -16,19 +16,19 @@ from trencadis.config.messages import spot
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces.component import Component, ComponentContext, import_attribute
+from trencadis.interfaces.noun import Noun
 from trencadis.log import adopt_package
 from trencadis.registry.collect import RegisteredComponent
-from trencadis.registry.contracts import CONTRACTS, interface_version
 from trencadis.registry.provenance import of_import_path
 
 __all__ = ["import_component"]
 
 
-def import_component(noun: str, path: str, *, key: str, source: str) -> RegisteredComponent:
+def import_component(noun: Noun, path: str, *, key: str, source: str) -> RegisteredComponent:
     """Import ``package.module:Attribute`` and return it as a component of a noun.
 
     Args:
-        noun: Such as ``scheduling``.
+        noun: The noun.
         path: The import path.
         key: Dotted path of the setting that holds it, for messages.
         source: Who set it, for messages.
@@ -39,23 +39,29 @@ def import_component(noun: str, path: str, *, key: str, source: str) -> Register
     """
     where = spot(key, path, source)
     made = _attribute(path, where)
-    contract = CONTRACTS[noun]
+    contract = noun.contract
     adopt_package(path)
     returned = _returned_by(made)
     if not (isinstance(returned, type) and issubclass(returned, contract)):
         raise ContractError(
             f"{where}: is no subclass of {contract.__name__}, and was not called.",
-            hint=f"Derive it from trencadis.interfaces.{contract.__name__}, or name a function that is annotated as returning one: "
+            hint=f"Derive it from {_public(contract)}, or name a function that is annotated as returning one: "
             f"def make() -> {contract.__name__}.",
         )
     component = Component(
         name="by_import_path",
-        factory=_factory(made, noun),
+        factory=_factory(made, noun.name),
         config=dict,
         summary=_summary(made),
-        interface_version=interface_version(noun),
+        interface_version=noun.interface_version,
     )
-    return RegisteredComponent(noun=noun, name=path, component=component, provenance=of_import_path(path))
+    return RegisteredComponent(noun=noun.name, name=path, component=component, provenance=of_import_path(path))
+
+
+def _public(contract: type[Any]) -> str:
+    """Return where authors import a contract from: the package, for one of the core's."""
+    package = contract.__module__.rpartition(".")[0]
+    return f"{package}.{contract.__name__}"
 
 
 def _attribute(path: str, where: str) -> Any:

@@ -10,9 +10,11 @@ import attrs
 
 from trencadis.config import Config
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND, DEFAULT_EXECUTOR
-from trencadis.hookspecs import NOUNS, PROCESSOR_GROUP
+from trencadis.hookspecs import PROCESSOR_GROUP
 from trencadis.interfaces.component import Stability
+from trencadis.interfaces.noun import Noun
 from trencadis.registry.collect import RegisteredComponent
+from trencadis.registry.contracts import CORE_NOUNS
 from trencadis.registry.plan import ResolvedPlan
 from trencadis.registry.provenance import distribution_of
 from trencadis.registry.registry import Registry
@@ -91,14 +93,15 @@ def rows_of(registry: Registry, plan: ResolvedPlan | None) -> Iterator[Component
     Without a plan no component has a role.
     """
     roles = _roles(plan) if plan else {}
-    for noun in NOUNS:
+    for noun in registry.nouns:
         found = registry.components(noun)
         named = {name: item for (owner, name), (_, item) in roles.items() if owner == noun and name not in found}
         for item in [*found.values(), *named.values()]:
-            yield _row(item, roles.get((noun, item.name), ("", item))[0])
+            defaults = _defaults(registry.nouns[noun])
+            yield _row(item, roles.get((noun, item.name), ("", item))[0], is_default=item.name in defaults)
 
 
-def _row(item: RegisteredComponent, role: str) -> ComponentRow:
+def _row(item: RegisteredComponent, role: str, *, is_default: bool) -> ComponentRow:
     return ComponentRow(
         noun=item.noun,
         name=item.name,
@@ -107,7 +110,7 @@ def _row(item: RegisteredComponent, role: str) -> ComponentRow:
         version=item.provenance.version,
         plugin=item.provenance.plugin,
         role=role,
-        default=item.name in _defaults(item.noun),
+        default=is_default,
         stability=item.component.stability,
         requires=tuple(sorted(item.component.requires)),
         provides=tuple(sorted(item.component.provides)),
@@ -130,12 +133,12 @@ def _roles(plan: ResolvedPlan) -> dict[tuple[str, str], tuple[str, RegisteredCom
     return roles
 
 
-def _defaults(noun: str) -> tuple[str, ...]:
+def _defaults(noun: Noun) -> tuple[str, ...]:
     """Return the names used if the config says nothing: for ``auto``, those it can become."""
     default = Config()
-    if noun == "observer":
+    if noun.name == "observer":
         return default.observer.names
-    name: str = getattr(default, noun).name
+    name: str = default.noun(noun.name).name if noun.name in CORE_NOUNS else noun.default
     if name != "auto":
         return (name,)
     become = {
@@ -143,4 +146,4 @@ def _defaults(noun: str) -> tuple[str, ...]:
         "executor": (DEFAULT_EXECUTOR,),
         "bucketing": tuple(BUCKETING_BY_LAYOUT.values()),
     }
-    return become[noun]
+    return become[noun.name]

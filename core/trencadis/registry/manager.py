@@ -118,7 +118,8 @@ class PluginLoader:
 
     def has_hook(self, plugin: str, hook: str) -> bool:
         """True if the plugin implements the hook. Pure."""
-        return any(item.plugin_name == plugin for item in getattr(self.hooks, hook).get_hookimpls())
+        caller = getattr(self.hooks, hook, None)  # of a plugin's noun nobody may have one
+        return caller is not None and any(item.plugin_name == plugin for item in caller.get_hookimpls())
 
     def offered(self, plugin: str, hook: str) -> list[Any]:
         """Return what a plugin yields from a register hook; nothing if it does not implement the hook.
@@ -182,16 +183,21 @@ class PluginLoader:
         if self._provenance.pop(plugin, None) is not None:
             self._manager.unregister(name=plugin)
 
-    def check_hooks(self, plugin: str) -> None:
+    def check_hooks(self, plugin: str, more: Collection[str] = ()) -> None:
         """Refuse misspelt hooks of one plugin.
+
+        Args:
+            plugin: Its name.
+            more: Hooks that exist beside those of the core.
 
         Raises:
             PluginLoadError: It implements a hook that does not exist.
         """
         callers: Collection[Any] = list(vars(self.hooks).values())
         known = [caller.name for caller in callers if isinstance(caller, pluggy.HookCaller) and caller.has_spec()]
+        known += more
         for caller in callers:
-            if not isinstance(caller, pluggy.HookCaller) or caller.has_spec():
+            if not isinstance(caller, pluggy.HookCaller) or caller.name in known:
                 continue
             for item in caller.get_hookimpls():
                 if item.plugin_name == plugin and not item.optionalhook:

@@ -25,9 +25,8 @@ from trencadis.config.schema import (
 )
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, UnknownComponentError
 from trencadis.faults import shown
-from trencadis.hookspecs import NOUNS
 from trencadis.registry.capabilities import negotiate
-from trencadis.registry.collect import HAVE_NONE, RegisteredComponent
+from trencadis.registry.collect import RegisteredComponent
 from trencadis.registry.registry import Registry
 
 __all__ = ["AUTO", "NOTHING_CHOSEN", "UNIFIED_SHAPES", "Choice", "ResolvedPlan", "resolve_plan"]
@@ -37,12 +36,6 @@ AUTO = "auto"
 
 UNIFIED_SHAPES = "bucketing.unified"
 """Capability of a bucketing that knows the shapes of a backend with the layout ``unified``."""
-
-OF_DRAFTS = frozenset({"draft_length", "acceptance"})
-"""Nouns that have nothing to do without a speculator: their components are not chosen then."""
-
-OF_TRANSFERS = frozenset({"kv_codec", "kv_policy"})
-"""Nouns that have nothing to do without a KV connector."""
 
 NOTHING_CHOSEN = frozenset({"", "none"})
 """Names that stand for no component, unless one of the noun is called so."""
@@ -164,7 +157,9 @@ class ResolvedPlan:
             CapabilityError: A component requires what no chosen one provides.
         """
         # Read only where something is missing.
-        offers = () if registry is None else (item for noun in NOUNS for item in registry.components(noun).values())
+        offers = (
+            () if registry is None else (item for noun in registry.nouns for item in registry.components(noun).values())
+        )
         named = [(path.partition("[")[0], choice.component) for path, choice in self.named_choices()]
         negotiate(named, offers=offers, sources=self.sources)
 
@@ -239,12 +234,13 @@ class _Resolver:
         self._registry = registry
         self._sources = sources
         idle = {"observer"}
-        for noun, helpers in (("speculation", OF_DRAFTS), ("kv_connector", OF_TRANSFERS)):
-            if getattr(config, noun).name in NOTHING_CHOSEN:
-                idle |= helpers
         if config.parallel.data == 1:
             idle.add("router")  # there is nothing to choose among
-        self._nouns = [noun for noun in NOUNS if noun not in idle]
+        self._nouns = [
+            name
+            for name, noun in registry.nouns.items()
+            if name not in idle and not (noun.helps and config.noun(noun.helps).name in NOTHING_CHOSEN)
+        ]
 
     def choice(self, noun: str, name: str, key: str, source: str = "") -> Choice:
         source = source or self._sources.get(f"{noun}.{key}", "")
@@ -256,13 +252,13 @@ class _Resolver:
                 "go away, with any version.",
                 hint="Accept that with [plugins] experimental = true, or --plugins.experimental.",
             )
-        objects = getattr(self._config, noun).components
+        objects = self._config.noun(noun).components
         return Choice(component=component, options=objects[name] if name in objects else _defaults(component))
 
     def choices(self) -> dict[str, Choice]:
         found = {}
         for noun in self._nouns:
-            name = getattr(self._config, noun).name
+            name = self._config.noun(noun).name
             if noun == "backend" and name == AUTO:
                 found[noun] = self._backend()
             elif noun == "executor" and name == AUTO:
@@ -272,7 +268,7 @@ class _Resolver:
         return found
 
     def _is_chosen(self, noun: str, name: str) -> bool:
-        return name not in NOTHING_CHOSEN or (noun in HAVE_NONE and self._registry.offers(noun, name))
+        return name not in NOTHING_CHOSEN or (self._registry.nouns[noun].has_none and self._registry.offers(noun, name))
 
     def _backend(self) -> Choice:
         return self.choice(
@@ -285,10 +281,10 @@ class _Resolver:
         return self.choice("executor", EXECUTOR_OF_RANKS if is_divided else DEFAULT_EXECUTOR, "name")
 
     def fallbacks(self) -> dict[str, Choice]:
-        tables = {noun: getattr(self._config, noun) for noun in NOUNS}
+        tables = {noun: self._config.noun(noun) for noun in self._nouns}
         named = {noun: table.fallback for noun, table in tables.items() if isinstance(table, NounConfig)}
         named = {noun: name for noun, name in named.items() if name not in NOTHING_CHOSEN}
-        return {noun: self.choice(noun, named[noun], "fallback") for noun in self._nouns if noun in named}
+        return {noun: self.choice(noun, name, "fallback") for noun, name in named.items()}
 
     def shadow(self) -> Choice | None:
         name = self._config.scheduling.shadow

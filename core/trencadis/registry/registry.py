@@ -18,6 +18,7 @@ from trencadis.config import Config, Settings, settings_of
 from trencadis.config.import_paths import is_import_path, refuse_import_path
 from trencadis.config.messages import spot, with_origin
 from trencadis.config.schema import HERE
+from trencadis.config.settings import with_nouns
 from trencadis.errors import (
     ComponentConflictError,
     ConfigValueError,
@@ -31,22 +32,24 @@ from trencadis.errors import (
     must_be_one_of,
 )
 from trencadis.faults import as_words, reraise_interrupt
-from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import ComponentContext
 from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.health_check import HealthCheck
+from trencadis.interfaces.noun import Noun
 from trencadis.interfaces.placement import Placement
 from trencadis.records import ModelFacts
 from trencadis.registry.collect import (
+    NOUNS_HOOK,
     BrokenPlugin,
     RegisteredComponent,
     add_component,
     checks_of,
     components_of,
+    nouns_of,
     placements_of,
     tables_of,
 )
-from trencadis.registry.contracts import CONTRACTS
+from trencadis.registry.contracts import CORE_NOUNS
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
@@ -55,7 +58,7 @@ __all__ = ["Registry"]
 
 logger = logging.getLogger("trencadis.registry")
 
-_OWN_TABLES = "|".join(field.name for field in attrs.fields(Config) if field.name not in NOUNS)
+_OWN_TABLES = "|".join(field.name for field in attrs.fields(Config) if field.name not in CORE_NOUNS)
 _KEY_OF_THE_CORE = re.compile(
     rf"^(\[({_OWN_TABLES})\]|flag --({_OWN_TABLES})\.|environment TRENCADIS_({_OWN_TABLES.upper()})__)"
 )
@@ -69,7 +72,8 @@ class Registry:
         self._strict = strict
         self._broken: dict[str, BrokenPlugin] = {}
         self._contested: dict[tuple[str, str], ComponentConflictError] = {}
-        self._components: dict[str, dict[str, RegisteredComponent]] = {noun: {} for noun in NOUNS}
+        self._own_nouns: dict[str, Noun] = {}
+        self._components: dict[str, dict[str, RegisteredComponent]] = {noun: {} for noun in CORE_NOUNS}
         self._tables: dict[str, tuple[ConfigTable, Provenance]] = {}
         self._sources: Mapping[str, str] = {}
         self._configured: Config | None = None
@@ -119,7 +123,10 @@ class Registry:
         """
         registry = cls(loader, strict=strict)
         with contextlib.redirect_stdout(sys.stderr):
-            for provenance, failure in loader.installed:
+            # Who offers nouns comes first: components of these are found in any plugin.
+            for provenance, failure in sorted(
+                loader.installed, key=lambda one: not loader.has_hook(one[0].plugin, NOUNS_HOOK)
+            ):
                 registry._collect_installed(provenance, failure)
             for name in [loader.load_object(plugin) for plugin in extra_plugins]:
                 if name:
@@ -167,7 +174,14 @@ class Registry:
     def _collect(self, plugin: str, *, strict: bool) -> None:
         """Add a plugin's components and tables: all of them, or none if one of them cannot be used."""
         self.__dict__.pop("settings", None)
-        self._loader.check_hooks(plugin)
+        offered = {noun.name: noun for noun in nouns_of(self._loader, plugin)}
+        for name in offered.keys() & self._own_nouns.keys():
+            raise ComponentConflictError(
+                f"Two plugins offer the noun {name}; one is {self._loader.plugins[plugin]}.",
+                hint=f'Uninstall one of them, or block one: [plugins] blocked = ["{plugin}"].',
+            )
+        nouns = {**self._own_nouns, **offered}
+        self._loader.check_hooks(plugin, [noun.hook for noun in nouns.values()])
         provenance = self._loader.plugins[plugin]
         tables = tables_of(self._loader, plugin)
         for name in tables.keys() & self._tables.keys():
@@ -176,8 +190,11 @@ class Registry:
                 hint=f'Uninstall one of them, or block one: [plugins] blocked = ["{plugin}"].',
             )
         own: dict[tuple[str, str], RegisteredComponent] = {}
-        for found in components_of(self._loader, plugin):
+        for found in components_of(self._loader, plugin, (*CORE_NOUNS.values(), *nouns.values())):
             add_component(own, (found.noun, found.name), found)
+        self._own_nouns = nouns
+        for name in offered:
+            self._components.setdefault(name, {})
         self._tables.update((name, (table, provenance)) for name, table in tables.items())
         for (noun, name), found in own.items():
             try:
@@ -190,6 +207,12 @@ class Registry:
             self._components[noun].pop(name, None)
 
     # ------------------------------------------------------------------------------------------------ components
+
+    @property
+    def nouns(self) -> Mapping[str, Noun]:
+        """Every noun by name: those of the core, and each of a plugin after the one that it helps."""
+        both = {**CORE_NOUNS, **self._own_nouns}
+        return {name: both[name] for name in with_nouns(CORE_NOUNS, self._own_nouns.values())}
 
     @property
     def sources(self) -> Mapping[str, str]:
@@ -262,12 +285,7 @@ class Registry:
     @functools.cached_property
     def settings(self) -> Settings:
         """The catalogue of settings of the core and of the components that are loaded; :meth:`complete` adds the others."""
-        return settings_of(self._config_classes())
-
-    def config_classes(self) -> dict[str, dict[str, type[Any]] | type[Any]]:
-        """Return the config classes of components, by noun and name, and of plugins' own tables, as ``load_config`` takes them."""
-        self.complete()
-        return self._config_classes()
+        return settings_of(self._config_classes(), self._own_nouns.values())
 
     def _config_classes(self) -> dict[str, dict[str, type[Any]] | type[Any]]:
         return {name: table.config for name, (table, _) in self._tables.items()} | {
@@ -339,7 +357,7 @@ class Registry:
         if is_import_path(name):
             if not may_import:
                 raise refuse_import_path(f"{noun}.{key}", name, source)
-            return import_component(noun, name, key=f"{noun}.{key}", source=source)
+            return import_component(self.nouns[noun], name, key=f"{noun}.{key}", source=source)
         if (noun, name) not in self._contested and self.offers(noun, name):
             return self._components[noun][name]
         if (noun, name) in self._contested:
@@ -402,7 +420,7 @@ class Registry:
         """
         with self._errors_of(registered, "built"):
             made = registered.component.factory(config, attrs.evolve(context, label=str(registered)))
-        contract = CONTRACTS[registered.noun]
+        contract = self.nouns[registered.noun].contract
         if not isinstance(made, contract):
             raise ContractError(
                 f"{registered} built a {type(made).__qualname__}, which is no {contract.__name__}.",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, NoConfig
-from trencadis.interfaces.kv_codec import INTERFACE_VERSION
 from trencadis_kv.codecs.config import AesGcmConfig, ZstdConfig
+from trencadis_kv.interfaces.kv_codec import INTERFACE_VERSION
 
 if TYPE_CHECKING:
-    from trencadis.interfaces import KVCodec
+    from trencadis_kv.interfaces import KVCodec
 
 __all__ = ["trencadis_kv_codecs"]
 

@@ -12,8 +12,8 @@ import os
 from typing import Any
 
 from trencadis.errors import ConfigValueError, TransferError
-from trencadis.interfaces import KVCodec
 from trencadis.records import TransferCause
+from trencadis_kv.interfaces import KVCodec
 
 __all__ = ["ENCRYPTED", "AesGcm"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVCodec
 from trencadis.records import TransferCause
+from trencadis_kv.interfaces import KVCodec
 
 __all__ = ["Plain"]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trencadis.errors import ConfigValueError, TransferError
-from trencadis.interfaces import KVCodec
 from trencadis.records import ModelFacts, TransferCause
+from trencadis_kv.interfaces import KVCodec
 
 if TYPE_CHECKING:
     import zstandard

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, NoConfig
-from trencadis.interfaces.kv_policy import INTERFACE_VERSION
+from trencadis_kv.interfaces.kv_policy import INTERFACE_VERSION
 from trencadis_kv.policies.config import CostAwareConfig
 
 if TYPE_CHECKING:
-    from trencadis.interfaces import KVPolicy
+    from trencadis_kv.interfaces import KVPolicy
 
 __all__ = ["trencadis_kv_policies"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trencadis.interfaces import KVPolicy
+from trencadis_kv.interfaces import KVPolicy
 
 __all__ = ["Always"]
 

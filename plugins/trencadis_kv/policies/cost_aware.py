@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trencadis.interfaces import KVPolicy, LoadView, SaveView, SourceView
+from trencadis_kv.interfaces import KVPolicy, LoadView, SaveView, SourceView
 from trencadis_kv.policies.config import CostAwareConfig
 
 __all__ = ["CostAware"]

@@ -7,8 +7,9 @@ import math
 
 from trencadis.errors import ContractError, TransferError
 from trencadis.faults import CallMeter, FaultLog
-from trencadis.interfaces import ComponentContext, KVCodec, KVPolicy, LoadView
+from trencadis.interfaces import ComponentContext
 from trencadis.records import TransferCause
+from trencadis_kv.interfaces import KVCodec, KVPolicy, LoadView
 from trencadis_kv.store.guarded_codec import GuardedCodec
 from trencadis_kv.store.guarded_policy import GuardedPolicy
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from trencadis.errors import ContractError, TransferError
 from trencadis.faults import as_words, reraise_interrupt, shown
-from trencadis.interfaces import KVCodec
 from trencadis.records import TransferCause
+from trencadis_kv.interfaces import KVCodec
 
 __all__ = ["GuardedCodec"]
 

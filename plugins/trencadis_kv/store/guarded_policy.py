@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
-from trencadis.interfaces import FailureView, KVPolicy, LoadView, PrefillView, SaveView, SourceView
+from trencadis_kv.interfaces import FailureView, KVPolicy, LoadView, PrefillView, SaveView, SourceView
 
 __all__ = ["GuardedPolicy"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVCodec
 from trencadis.records import KVLayout, TransferCause
+from trencadis_kv.interfaces import KVCodec
 from trencadis_kv.store.description import Description, description_key
 from trencadis_kv.store.format import HEADER_BYTES, seal_header, start_header, unsealed, verify
 from trencadis_kv.store.identity import key_prefix

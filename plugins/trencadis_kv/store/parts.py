@@ -9,9 +9,9 @@ import attrs
 
 from trencadis.clock import Clock
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVCodec, KVPolicy
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import KVLayout
+from trencadis_kv.interfaces import KVCodec, KVPolicy
 from trencadis_kv.store.activity import Activity
 from trencadis_kv.store.bounded import RecentHashes
 from trencadis_kv.store.breaker import Breaker

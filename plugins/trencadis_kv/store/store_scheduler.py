@@ -9,17 +9,9 @@ from collections.abc import Sequence
 import attrs
 
 from trencadis.errors import ConfigValueError, TransferError
-from trencadis.interfaces import (
-    FailureView,
-    KVSchedulerSide,
-    LoadView,
-    Lookup,
-    SaveView,
-    SupportsMetrics,
-    SupportsRemoteWorkers,
-    SupportsStepTimes,
-)
+from trencadis.interfaces import KVSchedulerSide, Lookup, SupportsMetrics, SupportsRemoteWorkers, SupportsStepTimes
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request, TransferCause
+from trencadis_kv.interfaces import FailureView, LoadView, SaveView
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.canary import Canary
 from trencadis_kv.store.journal import IndexStore, KeyIndex, repeat

@@ -14,8 +14,8 @@ from typing import Final
 import attrs
 
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVCodec
 from trencadis.records import TransferCause
+from trencadis_kv.interfaces import KVCodec
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.wire.stream import VERSION, FrameStream, Hello, Message, Proof, Refuse, Welcome
 

@@ -156,7 +156,9 @@ def _engine(config: Config, registry: Registry, name: str, workload: KVWorkload)
         config,
         cache=attrs.evolve(config.cache, prefix_caching=False, num_blocks=_num_blocks(config, workload)),
         kv_connector=attrs.evolve(config.kv_connector, name=name, components=_required(config, registry, name)),
-        kv_policy=attrs.evolve(config.kv_policy, name=_EAGER) if eager else config.kv_policy,
+        tables={**config.tables, "kv_policy": attrs.evolve(config.noun("kv_policy"), name=_EAGER)}
+        if eager
+        else config.tables,
     )
     with track(f"Loading {config.model.path} ({name})", unit="buckets") as advance:
         engine = build_engine(chosen, registry=registry, progress=advance)

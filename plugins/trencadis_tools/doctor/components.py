@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -19,7 +19,6 @@ from trencadis.api import (
 )
 from trencadis.clock import SystemClock
 from trencadis.errors import TransferError, TrencadisError
-from trencadis.hookspecs import NOUNS
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import BucketLimits, ModelFacts
 from trencadis_tools.doctor.findings import Findings
@@ -76,7 +75,7 @@ def _check_names(
 ) -> None:
     """Report every component name that no plugin offers; if all exist, report the error of their combination."""
     num_unknown = 0
-    for path, name in _named(config):
+    for path, name in _named(config, registry.nouns):
         noun, _, key = path.partition(".")
         if name in NOTHING_CHOSEN or name == AUTO:
             continue
@@ -89,12 +88,12 @@ def _check_names(
         found.fail_with(error)
 
 
-def _named(config: Config) -> Iterator[tuple[str, str]]:
+def _named(config: Config, nouns: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the path and value of every setting that names a component."""
-    for noun in NOUNS:
+    for noun in nouns:
         if noun == "router" and config.parallel.data == 1:
             continue  # not looked up, since there is only one
-        table = getattr(config, noun)
+        table = config.noun(noun)
         for key in ("name", "fallback", "names"):
             value = getattr(table, key, ())
             for name in (value,) if isinstance(value, str) else value:

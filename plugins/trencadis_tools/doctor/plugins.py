@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 
 from trencadis.api import PluginLoader, PluginsConfig, Provenance, Registry
-from trencadis.hookspecs import NOUNS, PROJECT_NAME
+from trencadis.hookspecs import PROJECT_NAME
 from trencadis_tools.doctor.findings import Findings
 
 __all__ = ["check_plugins"]
@@ -59,7 +59,7 @@ def _offers(registry: Registry, plugin: Provenance) -> str:
     """Return a plugin's components and distribution, in words."""
     offers = [
         f"{noun} {name}"
-        for noun in NOUNS
+        for noun in registry.nouns
         for name, item in registry.components(noun).items()
         if item.provenance == plugin
     ]

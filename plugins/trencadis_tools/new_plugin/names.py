@@ -9,7 +9,7 @@ import attrs
 
 from trencadis import interfaces, records
 from trencadis.errors import ConfigValueError, did_you_mean
-from trencadis.hookspecs import NOUNS
+from trencadis_tools.new_plugin.nouns import STARTS
 
 __all__ = ["PluginNames"]
 
@@ -41,9 +41,9 @@ class PluginNames:
             ConfigValueError: The noun does not exist, or the name cannot be used; the message says why.
         """
         tidy = noun.strip().lower().replace("-", "_")
-        if tidy not in NOUNS:
+        if tidy not in STARTS:
             raise ConfigValueError(
-                f'new-plugin: there is no noun "{noun}".{did_you_mean(tidy, NOUNS)} Choose one of: {", ".join(NOUNS)}.'
+                f'new-plugin: there is no noun "{noun}".{did_you_mean(tidy, STARTS)} Choose one of: {", ".join(STARTS)}.'
             )
         if not _NAME.fullmatch(name) or len(name) > _MOST_LETTERS:
             raise ConfigValueError(

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["STARTS", "Option", "Start"]
+from trencadis.hookspecs import NOUNS
+from trencadis_kv import NOUNS as NOUNS_OF_KV
+
+__all__ = ["HOOKS", "STARTS", "Option", "Start"]
+
+HOOKS: Mapping[str, str] = {**NOUNS, **{noun.name: noun.hook for noun in NOUNS_OF_KV}}
+"""Register hook of each noun."""
 
 
 @attrs.frozen

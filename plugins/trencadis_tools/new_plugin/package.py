@@ -15,7 +15,7 @@ import trencadis
 from trencadis.errors import ConfigValueError
 from trencadis.hookspecs import NOUNS
 from trencadis_tools.new_plugin.names import PluginNames
-from trencadis_tools.new_plugin.nouns import STARTS
+from trencadis_tools.new_plugin.nouns import HOOKS, STARTS
 
 __all__ = ["files_of", "new_plugin"]
 
@@ -91,6 +91,7 @@ def _values(names: PluginNames) -> dict[str, str]:
     start = STARTS[names.noun]
     option = start.option
     noun, name = names.noun, names.name
+    interfaces = "trencadis.interfaces" if noun in NOUNS else "trencadis_kv.interfaces"
     choose = f'[observer]\nnames = ["log", "{name}"]' if noun == "observer" else f'[{noun}]\nname = "{name}"'
     return {
         "noun": noun,
@@ -102,7 +103,11 @@ def _values(names: PluginNames) -> dict[str, str]:
         "class_name": names.class_name,
         "summary": start.summary,
         "contract": start.contract,
-        "hook": NOUNS[noun],
+        "hook": HOOKS[noun],
+        "interfaces": interfaces,
+        "import_noun": "" if noun in NOUNS else "import trencadis_kv\n",
+        "register_noun": "" if noun in NOUNS else "    trencadis_registry.register(trencadis_kv)\n",
+        "interface_file": f"{interfaces.replace('.', '/')}/{noun}.py",
         "maker": start.maker.replace("{class}", names.class_name),
         "call": start.call.replace("{class}", names.class_name),
         "option": option.name,
@@ -112,7 +117,7 @@ def _values(names: PluginNames) -> dict[str, str]:
         "option_unit": option.unit,
         "validator": option.validator,
         "validator_import": option.validator.partition("(")[0],
-        "interface_version": str(importlib.import_module(f"trencadis.interfaces.{noun}").INTERFACE_VERSION),
+        "interface_version": str(importlib.import_module(f"{interfaces}.{noun}").INTERFACE_VERSION),
         "minimum": ".".join(trencadis.__version__.split(".")[:2]),
         "config_example": f"{choose}\n[{noun}.{name}]\n{option.name} = {option.default}",
     }

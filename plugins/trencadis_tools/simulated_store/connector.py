@@ -13,18 +13,9 @@ import attrs
 
 from trencadis.clock import Clock
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import (
-    ComponentContext,
-    ConnectorPair,
-    KVPolicy,
-    KVPool,
-    KVSchedulerSide,
-    KVWorkerSide,
-    LoadView,
-    Lookup,
-    SaveView,
-)
+from trencadis.interfaces import ComponentContext, ConnectorPair, KVPool, KVSchedulerSide, KVWorkerSide, Lookup
 from trencadis.records import ConnectorReport, Request
+from trencadis_kv.interfaces import KVPolicy, LoadView, SaveView
 from trencadis_kv.store.cost import CostModel
 from trencadis_kv.store.defaults import policy_of
 from trencadis_kv.store.messages import LoadOrder, SaveOrder, StepOrders, decode_orders, encode_orders

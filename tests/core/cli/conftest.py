@@ -11,10 +11,10 @@ import pytest
 import trencadis_kv
 import trencadis_server
 import trencadis_tools
+from support.nouns import HOOKS
 from support.only_installed import only_installed
-from trencadis.hookspecs import NOUNS, hookimpl
+from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component
-from trencadis.registry.contracts import interface_version
 
 NAMES = {
     "bucketing": ("exact", "exponential"),
@@ -48,7 +48,7 @@ def _component(noun: str, name: str) -> Component:
         name=name,
         factory=lambda config, context: None,
         summary=f"The {name} one.",
-        interface_version=interface_version(noun),
+        interface_version=1,
         provides=provides,
         **config,
     )
@@ -60,7 +60,7 @@ def plugin() -> types.ModuleType:
     module = types.ModuleType("cli_test_plugin")
     for noun, names in NAMES.items():
         found = [_component(noun, name) for name in names]
-        setattr(module, NOUNS[noun], hookimpl(specname=NOUNS[noun])(lambda found=found: found))
+        setattr(module, HOOKS[noun], hookimpl(specname=HOOKS[noun])(lambda found=found: found))
     return module
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from trencadis.errors import ConfigError, ConfigValueError, PluginError
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Component, KVPolicy
+from trencadis.interfaces import Component
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.doubles import LoopConnector
 from trencadis_tools.bench import KVResult

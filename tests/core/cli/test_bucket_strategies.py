@@ -66,7 +66,7 @@ def registry():
 
 
 def config_of(registry, **overrides):
-    return load_config(components=registry.config_classes(), environ={}, overrides=overrides).config
+    return load_config(settings=registry.settings, environ={}, overrides=overrides).config
 
 
 def build(registry, *names, flags=None, **overrides):

@@ -8,9 +8,11 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+import trencadis_kv
+from support.nouns import ALL_NOUNS
 from support.only_installed import only_installed
 from trencadis.cli import main
-from trencadis.hookspecs import NOUNS, PROCESSOR_GROUP
+from trencadis.hookspecs import PROCESSOR_GROUP
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -143,17 +145,17 @@ def test_a_wrong_name_ends_with_the_choices_and_exit_code_2(capsys):
 def test_every_noun_is_listed_even_without_a_component(capsys) -> None:
     assert main(["plugins", "--json"]) == 0
     nouns = json.loads(capsys.readouterr().out)["nouns"]
-    assert set(nouns) == set(NOUNS)
+    assert set(nouns) == set(ALL_NOUNS)
     assert "fcfs" in nouns["scheduling"]
     assert main(["plugins"]) == 0
     printed = capsys.readouterr().out
-    assert all(noun in printed for noun in NOUNS)
+    assert all(noun in printed for noun in ALL_NOUNS)
 
 
 def test_a_broken_plugin_is_listed_with_its_reason(capsys, monkeypatch, plugin) -> None:
     broken = types.ModuleType("broken")
     broken.trencadis_bucketings = lambda: ()
-    only_installed(monkeypatch, [plugin, broken], name="house")
+    only_installed(monkeypatch, [plugin, broken, trencadis_kv], name="house")
     assert main(["plugins", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["broken"]
     assert row["plugin"] == "broken"

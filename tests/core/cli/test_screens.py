@@ -11,7 +11,6 @@ import pytest
 from support.terminal import Terminal, look_at
 from trencadis.cli.help import MAIN_SETTINGS
 from trencadis.cli.main import all_commands
-from trencadis.hookspecs import NOUNS
 from trencadis.registry import Registry
 from trencadis.registry.manager import PluginLoader
 
@@ -35,7 +34,7 @@ def test_plugins_show_each_name_whole_with_state_and_summary() -> None:
     terminal = screen("plugins")
     assert terminal.lines[0].split() == ["noun", "name", "state", "summary"]
     registry = Registry.discover()
-    names = {name for noun in NOUNS for name in registry.components(noun)}
+    names = {name for noun in registry.nouns for name in registry.components(noun)}
     assert {"prefix_affinity", "simulated_store"} < names <= names_in(terminal.lines)
 
 

@@ -5,6 +5,7 @@ Refresh it with ``python -m trencadis config --flags > tests/core/config/flags.t
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import attrs
@@ -20,18 +21,9 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def built_in():
     """Settings with the tables of the plugins of this distribution only, whatever else is installed."""
-    registry = Registry.discover()
-    classes = {
-        name: {
-            component: config_class
-            for component, config_class in found.items()
-            if registry.components(name)[component].provenance.distribution == "trencadis"
-        }
-        if isinstance(found, dict)
-        else found
-        for name, found in registry.config_classes().items()
-    }
-    return settings_of(classes)
+    return Registry.discover(
+        entry_points=[point for point in entry_points(group="trencadis") if point.dist.name == "trencadis"]
+    ).settings
 
 
 def test_flags_are_frozen(built_in):

@@ -6,13 +6,12 @@ import attrs
 import pytest
 
 from trencadis.config import load_config, settings_of, settings_of_table
-from trencadis.config.settings import NOUN_TABLES
 from trencadis.errors import ConfigError
 from trencadis.hookspecs import NOUNS
 
 
 def test_every_noun_has_a_table():
-    assert set(NOUN_TABLES) == set(NOUNS)
+    assert set(settings_of().nouns) == set(NOUNS)
 
 
 def test_a_field_gives_key_flag_and_environment_name(components):

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from trencadis.hookspecs import NOUNS, hookimpl
+from support.nouns import HOOKS
+from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, Observer, SchedulingPolicy
-from trencadis.registry.contracts import interface_version
 
 
 def _component(name: str, **changes: Any) -> Component:
@@ -27,7 +27,7 @@ def _plugin(name: str = "test_plugin", **components: Any) -> types.ModuleType:
     plugin = types.ModuleType(name)
     for noun, items in components.items():
         found = tuple(_component(item) if isinstance(item, str) else item for item in items)
-        setattr(plugin, NOUNS[noun], hookimpl(specname=NOUNS[noun])(lambda found=found: iter(found)))
+        setattr(plugin, HOOKS[noun], hookimpl(specname=HOOKS[noun])(lambda found=found: iter(found)))
     return plugin
 
 
@@ -57,7 +57,7 @@ def house():
         draft_length=["goodput"],
         acceptance=["match"],
         backend=["torch"],
-        executor=[_component("inline", interface_version=interface_version("executor"))],
+        executor=[_component("inline", interface_version=1)],
         observer=[_component("log", factory=lambda config, context: Observer())],
     )
 

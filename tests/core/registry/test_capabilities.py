@@ -6,7 +6,6 @@ import pytest
 
 from trencadis.config import load_config
 from trencadis.errors import CapabilityError, ConfigError
-from trencadis.hookspecs import NOUNS
 from trencadis.registry import Registry, resolve_plan
 from trencadis.registry.capabilities import negotiate
 
@@ -27,7 +26,7 @@ def registry(house, make_plugin, component):
 
 def _plan(registry, **overrides):
     resolved = load_config(
-        components=registry.config_classes(),
+        settings=registry.settings,
         environ={},
         overrides={path.replace("__", "."): value for path, value in overrides.items()},
     )
@@ -93,7 +92,7 @@ def test_every_combination_of_two_built_ins_is_possible_or_refused():
     plan = _plan(registry)
     default = {noun: choice.component for noun, choice in plan.choices.items()}
     default["bucketing"] = plan.by_layout["ragged"].component
-    offered = [item for noun in NOUNS for item in registry.components(noun).values()]
+    offered = [item for noun in registry.nouns for item in registry.components(noun).values()]
     for first, second in itertools.combinations(offered, 2):
         chosen = {**default, first.noun: first, second.noun: second}
         required = frozenset[str]().union(*(item.component.requires for item in chosen.values()))
@@ -108,6 +107,6 @@ def test_every_combination_of_two_built_ins_is_possible_or_refused():
 
 def test_every_requirement_of_a_built_in_is_provided_by_some_built_in():
     registry = Registry.discover()
-    offered = [item.component for noun in NOUNS for item in registry.components(noun).values()]
+    offered = [item.component for noun in registry.nouns for item in registry.components(noun).values()]
     required = frozenset[str]().union(*(item.requires for item in offered))
     assert required <= frozenset[str]().union(*(item.provides for item in offered))

@@ -8,7 +8,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
 from trencadis.interfaces import ComponentContext, SchedulingPolicy
 from trencadis.registry import Registry
-from trencadis.registry.contracts import CONTRACTS
+from trencadis.registry.contracts import CORE_NOUNS
 from trencadis.registry.import_path import import_component
 
 SOURCE = '''
@@ -53,7 +53,7 @@ def module(install):
 
 
 def _import(path):
-    return import_component("scheduling", path, key="scheduling.name", source="serve.toml")
+    return import_component(CORE_NOUNS["scheduling"], path, key="scheduling.name", source="serve.toml")
 
 
 def _build(path, options):
@@ -109,9 +109,9 @@ def test_a_function_that_does_not_say_that_it_returns_the_contract_is_not_called
 
 @pytest.mark.parametrize("path", ["os:system", "builtins:exec", "subprocess:run", "subprocess:Popen", "builtins:print"])
 def test_what_is_importable_everywhere_is_of_no_contract(path):
-    for noun in CONTRACTS:
+    for noun in CORE_NOUNS:
         with pytest.raises(ContractError, match="and was not called"):
-            import_component(noun, path, key=f"{noun}.name", source="serve.toml")
+            import_component(CORE_NOUNS[noun], path, key=f"{noun}.name", source="serve.toml")
 
 
 def test_a_function_that_returns_something_else_breaks_the_contract(module):
@@ -139,7 +139,7 @@ def test_a_module_in_the_current_folder_is_found_although_it_is_not_on_the_path(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
     before = list(sys.path)
-    found = import_component("scheduling", "my_policies_here:Mine", key="scheduling.name", source="")
+    found = import_component(CORE_NOUNS["scheduling"], "my_policies_here:Mine", key="scheduling.name", source="")
     assert found.component.factory({}, None).__class__.__name__ == "Mine"
     assert sys.path == [*before, str(tmp_path)]
     sys.modules.pop("my_policies_here")
@@ -150,7 +150,7 @@ def test_the_current_folder_is_left_alone_where_the_module_is_installed_or_nowhe
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
     with pytest.raises(ContractError):
-        import_component("scheduling", "json:JSONDecoder", key="scheduling.name", source="")
+        import_component(CORE_NOUNS["scheduling"], "json:JSONDecoder", key="scheduling.name", source="")
     with pytest.raises(PluginLoadError, match="current folder"):
-        import_component("scheduling", "no_such_module_anywhere:X", key="scheduling.name", source="")
+        import_component(CORE_NOUNS["scheduling"], "no_such_module_anywhere:X", key="scheduling.name", source="")
     assert sys.path == before

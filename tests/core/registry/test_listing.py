@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trencadis.hookspecs import NOUNS
+from support.nouns import ALL_NOUNS
 from trencadis.registry import resolve_plan
 from trencadis.registry.listing import rows_of
 
@@ -11,6 +11,6 @@ def test_every_component_has_a_row_and_the_plan_says_which_are_active(fake_house
     active = ["bucketing", "scheduling", "eviction", "sampling", "backend", "executor"]
     idle = ["draft_length", "acceptance", "kv_codec", "kv_policy"]  # nobody drafts, and no block leaves the engine
     assert [(row.noun, row.name, row.role) for row in rows] == [
-        (noun, "fake", "active" if noun in active else "") for noun in NOUNS if noun in active + idle
+        (noun, "fake", "active" if noun in active else "") for noun in ALL_NOUNS if noun in active + idle
     ]
     assert {row.default for row in rows} == {False}

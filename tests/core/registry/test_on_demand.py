@@ -73,10 +73,9 @@ def test_it_is_not_imported_and_the_rest_of_the_registry_is_there(registry: Regi
         lambda registry: list(registry.plugins) == ["tiles"],
         lambda registry: registry.broken == {},
         lambda registry: registry.contested == {},
-        lambda registry: "tiling" in registry.config_classes(),
         lambda registry: registry.complete() and not registry.complete(),
     ],
-    ids=["components", "offers", "select", "plugins", "broken", "contested", "config_classes", "complete"],
+    ids=["components", "offers", "select", "plugins", "broken", "contested", "complete"],
 )
 def test_whatever_lists_all_or_asks_for_it_imports_it(ask: Callable[[Registry], bool], registry: Registry) -> None:
     assert ask(registry)

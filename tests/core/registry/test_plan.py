@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+import trencadis_kv
 from trencadis.config import Config, load_config
 from trencadis.errors import (
     CapabilityError,
@@ -45,7 +46,7 @@ class SelectsGaudi:
 
 def _resolve(registry, **overrides):
     tables = {path.replace("__", "."): value for path, value in overrides.items()}
-    resolved = load_config(components=registry.config_classes(), environ={}, overrides=tables)
+    resolved = load_config(settings=registry.settings, environ={}, overrides=tables)
     return resolve_plan(resolved.config, registry, sources=resolved.sources)
 
 
@@ -83,7 +84,7 @@ def test_none_chooses_nothing(registry):
 
 def test_codec_and_policy_are_chosen_beside_a_connector_only(house, make_plugin):
     extra = make_plugin("extra", kv_connector=["shelf"], kv_codec=["none", "zstd"], kv_policy=["cost_aware"])
-    registry = Registry.discover(entry_points=(), extra_plugins=[house, extra])
+    registry = Registry.discover(entry_points=(), extra_plugins=[trencadis_kv, house, extra])
     assert not {"kv_codec", "kv_policy"} & set(_resolve(registry).choices)
     plan = _resolve(registry, kv_connector__name="shelf")
     assert {noun: name for noun, name in _names(plan.choices).items() if noun.startswith("kv_")} == {
@@ -104,7 +105,7 @@ def test_a_router_is_chosen_beside_other_replicas_only(house, make_plugin):
 
 def test_a_role_needs_a_connector_and_is_refused_before_anything_is_built(house, make_plugin):
     extra = make_plugin("extra", kv_connector=["shelf"], kv_codec=["none"], kv_policy=["cost_aware"])
-    registry = Registry.discover(entry_points=(), extra_plugins=[house, extra])
+    registry = Registry.discover(entry_points=(), extra_plugins=[trencadis_kv, house, extra])
     with pytest.raises(ConfigValueError) as caught:
         _resolve(registry, engine__role="decode")
     assert str(caught.value) == (
@@ -184,7 +185,7 @@ def test_an_unknown_fallback_and_an_unknown_observer_are_named_by_their_keys(reg
 
 
 def test_the_registry_remembers_sources_for_callers_that_have_none(registry):
-    resolved = load_config(components=registry.config_classes(), environ={}, overrides={"eviction.name": "lur"})
+    resolved = load_config(settings=registry.settings, environ={}, overrides={"eviction.name": "lur"})
     registry.note_sources(resolved.sources)
     with pytest.raises(UnknownComponentError, match=r'"lur" \(from argument\)'):
         resolve_plan(resolved.config, registry)

@@ -83,7 +83,7 @@ def resolve(plugin, fake_house):
         fallbacks = {f"{noun}.fallback": "" for noun in ("bucketing", "scheduling", "eviction")}
         sizes = {"cache.num_blocks": 64, "cache.block_size": 4, "observer.names": []}
         tables = {**names, **fallbacks, **sizes, "scheduling.name": "around", **overrides}
-        resolved = load_config(components=registry.config_classes(), environ={}, overrides=tables)
+        resolved = load_config(settings=registry.settings, environ={}, overrides=tables)
         return resolved.config, registry
 
     return make

@@ -79,10 +79,10 @@ def test_a_caller_cannot_change_the_registry(registry):
     assert registry.components("bucketing")
 
 
-def test_config_classes_are_those_of_the_components(registry):
-    classes = registry.config_classes()
-    assert classes["bucketing"] == {"exact": NoConfig, "exponential": NoConfig}
-    assert classes["kv_connector"] == {}
+def test_settings_have_the_tables_of_the_components(registry):
+    tables = registry.settings.tables()
+    assert tables["bucketing.exact"] is tables["bucketing.exponential"] is NoConfig
+    assert registry.settings.components_of("kv_connector") == []
 
 
 def test_a_component_is_selected_by_name(registry):

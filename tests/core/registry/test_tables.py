@@ -52,13 +52,13 @@ def registry_of(*plugins: object) -> Registry:
 
 
 def test_a_plugins_table_comes_from_every_source_and_travels() -> None:
-    classes = registry_of(Offers(REPLAY)).config_classes()
-    resolved = load_config(components=classes, environ={"TRENCADIS_REPLAY__SPEED": "2"}, flags=[])
+    settings = registry_of(Offers(REPLAY)).settings
+    resolved = load_config(settings=settings, environ={"TRENCADIS_REPLAY__SPEED": "2"}, flags=[])
     assert resolved.config.table("replay", ReplayConfig) == ReplayConfig(speed=2.0)
     assert resolved.sources["replay.speed"] == "environment TRENCADIS_REPLAY__SPEED"
-    flagged = load_config(components=classes, environ={}, flags=["--replay.speed=3"])
+    flagged = load_config(settings=settings, environ={}, flags=["--replay.speed=3"])
     assert flagged.config.table("replay", ReplayConfig).speed == 3.0
-    again = load_config(components=classes, environ={}, overrides=dump_config(flagged.config))
+    again = load_config(settings=settings, environ={}, overrides=dump_config(flagged.config))
     assert again.config == flagged.config
 
 

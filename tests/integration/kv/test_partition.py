@@ -21,10 +21,11 @@ from support.kv.redis_server import running_redis
 from support.netns import Host, hosts
 from support.server.served_process import ServedProcess
 from trencadis.clock import SystemClock
-from trencadis.interfaces import ComponentContext, KVPolicy
+from trencadis.interfaces import ComponentContext
 from trencadis.records import Batch, Request, SamplingParams, StepOutput
 from trencadis_kv.connectors.redis.config import RedisConfig
 from trencadis_kv.connectors.redis.connector import make_redis
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.policies.cost_aware import CostAware
 from trencadis_kv.store.breaker import BreakerState
 from trencadis_kv.store.defaults import IdentityCodec

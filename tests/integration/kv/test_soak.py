@@ -23,7 +23,7 @@ import pytest
 from support.core.invariants import broken_invariants
 from support.faultproxy import FaultProxy
 from support.kv.redis_server import RedisServer, running_redis
-from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
+from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
 from trencadis_kv.connectors.filesystem.config import FilesystemConfig
 from trencadis_kv.connectors.filesystem.connector import make_filesystem
@@ -33,6 +33,7 @@ from trencadis_kv.connectors.redis.config import RedisConfig
 from trencadis_kv.connectors.redis.connector import make_redis
 from trencadis_kv.connectors.tiered.config import TieredConfig
 from trencadis_kv.connectors.tiered.connector import make_tiered
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import OldestFirst
 from trencadis_testing.fakes import fake_text

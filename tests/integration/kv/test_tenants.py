@@ -18,9 +18,10 @@ from support.kv.engine_pairs import Station, prompt_of, true_text
 from support.kv.faulty_store import VOCAB_SIZE, Shelf
 from trencadis.client.llm import LLM
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import ComponentContext, KVPolicy
+from trencadis.interfaces import ComponentContext
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import Request, SamplingParams
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text

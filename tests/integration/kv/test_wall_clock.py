@@ -10,8 +10,9 @@ import pytest
 from support.kv.engine_pairs import Station, pause, prompt_of, true_text
 from support.kv.faulty_store import VOCAB_SIZE, Shelf
 from trencadis.clock import SystemClock
-from trencadis.interfaces import ComponentContext, KVPolicy
+from trencadis.interfaces import ComponentContext
 from trencadis.records import Request, SamplingParams
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+import trencadis_kv
+from support.nouns import HOOKS
 from trencadis.config import Config
-from trencadis.config.schema import CacheConfig, EngineConfig, ModelConfig, ObserverConfig
-from trencadis.hookspecs import NOUNS, hookimpl
-from trencadis.interfaces import Component, KVPolicy
+from trencadis.config.schema import CacheConfig, EngineConfig, FixedNounConfig, ModelConfig, ObserverConfig
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import Component
 from trencadis.records import PARAMETER_GROUPS
 from trencadis.registry import Registry
-from trencadis.registry.contracts import interface_version
 from trencadis.text import Tokenizer, load_tokenizer
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.doubles import AsManyAsMay, Matching
@@ -26,6 +28,9 @@ from trencadis_testing.fakes import FakeBackend
 __all__ = ["VOCAB_SIZE", "fake_house", "tokenizer"]
 
 VOCAB_SIZE = 4096
+
+
+OF_KV = ("kv_codec", "kv_policy")
 
 
 @pytest.fixture(scope="session")
@@ -67,8 +72,8 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             factories["kv_connector"] = connector
         plugin = types.ModuleType("fake_house")
         for noun, factory in factories.items():
-            hook = hookimpl(specname=NOUNS[noun])(lambda noun=noun, factory=factory: [_component(noun, factory)])
-            setattr(plugin, NOUNS[noun], hook)
+            hook = hookimpl(specname=HOOKS[noun])(lambda noun=noun, factory=factory: [_component(noun, factory)])
+            setattr(plugin, HOOKS[noun], hook)
         config = Config(
             model=ModelConfig(path="demo", tokenizer=tokenizer),
             engine=EngineConfig(warmup=False),
@@ -77,9 +82,11 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             **{
                 noun: type(getattr(Config(), noun))(name=sampling if noun == "sampling" else "fake")
                 for noun in factories
+                if noun not in OF_KV
             },
+            tables={noun: FixedNounConfig(name="fake") for noun in OF_KV},
         )
-        return config, Registry.discover(entry_points=(), extra_plugins=(plugin,))
+        return config, Registry.discover(entry_points=(), extra_plugins=(trencadis_kv, plugin))
 
     return make
 
@@ -91,4 +98,4 @@ def _component(noun: str, factory: Callable[[], Any]) -> Component:
             made.honours = frozenset(PARAMETER_GROUPS)  # requests of tests may set any, whatever it does with them
         return made
 
-    return Component(name="fake", factory=make, summary="Fake.", interface_version=interface_version(noun))
+    return Component(name="fake", factory=make, summary="Fake.", interface_version=1)

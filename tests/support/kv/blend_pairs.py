@@ -10,10 +10,11 @@ import numpy as np
 from support.kv.fake_blender import BlendingCache
 from trencadis.clock import SimulatedClock
 from trencadis.engine.cache.hashing import BlockHasher
-from trencadis.interfaces import ComponentContext, KVPolicy
+from trencadis.interfaces import ComponentContext
 from trencadis.records import ConnectorReport, Request
 from trencadis_kv.connectors.blend.config import BlendConfig
 from trencadis_kv.connectors.blend.connector import make_blend
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_testing.fake_model import START, chain
 

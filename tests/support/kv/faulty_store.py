@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from trencadis.config import Config
-from trencadis.config.schema import CacheConfig, EngineConfig, ModelConfig, ObserverConfig
+from trencadis.config.schema import CacheConfig, EngineConfig, FixedNounConfig, ModelConfig, ObserverConfig
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component, ComponentContext, ConnectorPair
 from trencadis.registry import Registry
@@ -70,7 +70,7 @@ class Shelf:
             engine=EngineConfig(warmup=False),
             cache=CacheConfig(num_blocks=256, block_size=4, prefix_caching=False, key=key),
             observer=ObserverConfig(names=()),
-            kv_policy=attrs.evolve(base.kv_policy, name="always"),
+            tables={"kv_policy": FixedNounConfig(name="always")},
             **{noun: attrs.evolve(getattr(base, noun), name="fake") for noun in made},
         )
         return config, Registry.discover(extra_plugins=(plugin,))

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import KVCodec
 from trencadis_kv.connectors.p2p.config import P2PConfig
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.connectors.p2p.transport import Transport
+from trencadis_kv.interfaces import KVCodec
 from trencadis_kv.store.pool_access import PoolAccess
 from trencadis_kv.wire.handshake import Identity
 from trencadis_kv.wire.stream import FrameStream

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from support.kv.redis_server import RedisServer
-from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
+from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import ModelFacts, Request, SamplingParams
 from trencadis_kv.connectors.redis.config import RedisConfig
 from trencadis_kv.connectors.redis.connector import make_redis
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.kv_suite import ConnectorSuite, EngineUnderTest, again
 from trencadis_testing.workloads import Arrival, wrong_texts

@@ -16,7 +16,6 @@ from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ConnectorPair, Lookup, SupportsPreparation, SupportsRemotePrefill
 from trencadis.records import PARAMETER_GROUPS, FirstToken, Request, SamplingParams
 from trencadis.registry import Registry, load_with_plugins
-from trencadis.registry.contracts import interface_version
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator, ScriptedTrees
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -326,7 +325,7 @@ def _component(noun: str, make: Any, *, name: str = "machine", provides: frozens
         name=name,
         factory=lambda config, context: make(),
         summary="A part of a generated world.",
-        interface_version=interface_version(noun),
+        interface_version=1,
         provides=provides,
     )
 

@@ -33,12 +33,11 @@ from trencadis.interfaces import (
     DraftLength,
     EvictionPolicy,
     Executor,
-    KVCodec,
-    KVPolicy,
     Observer,
     SchedulingPolicy,
     Speculator,
 )
+from trencadis_kv.interfaces import KVCodec, KVPolicy
 
 __all__ = ["ACTS", "ANSWER_MODES", "MODES", "PROCESS_MODES", "spoil"]
 
@@ -230,7 +229,7 @@ def kv_connector(context: ComponentContext, method: str, mode: str, first: int =
 
 
 def kv_policy(method: str, mode: str, first: int = 0) -> KVPolicy:
-    from trencadis.interfaces import KVPolicy
+    from trencadis_kv.interfaces import KVPolicy
 
     return spoil(KVPolicy(), method=method, mode=mode, first=first)
 

@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
+import trencadis_kv
+from support.nouns import ALL_NOUNS
 from trencadis.clock import SimulatedClock
-from trencadis.hookspecs import NOUNS
 from trencadis.interfaces import ComponentContext, Verification
 from trencadis.records import BucketLimits, Shape
-from trencadis.registry import CONTRACTS, load_with_plugins, resolve_plan
+from trencadis.registry import load_with_plugins, resolve_plan
+from trencadis_kv.testing.kv_policy import load_view
 from trencadis_testing.draft_length import length_view
-from trencadis_testing.kv_policy import load_view
 from trencadis_testing.router import replica_views, routing_request
 from trencadis_testing.speculation import draft_view
 
 CANARY = Path(__file__).with_name("version_1.py")
 CONTEXT = ComponentContext(clock=SimulatedClock(), seed=0)
-ALL = {f"{noun}.name": "canary" for noun in NOUNS if noun != "observer"} | {
+ALL = {f"{noun}.name": "canary" for noun in ALL_NOUNS if noun != "observer"} | {
     "observer.names": ["canary"],
     **{f"{noun}.fallback": "" for noun in ("bucketing", "scheduling", "eviction", "router")},
     "parallel.data": 2,
@@ -32,7 +33,9 @@ def plan_and_registry():
     spec = importlib.util.spec_from_file_location(CANARY.stem, CANARY)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    resolved, registry = load_with_plugins(environ={}, overrides=ALL, extra_plugins=[module], entry_points=())
+    resolved, registry = load_with_plugins(
+        environ={}, overrides=ALL, extra_plugins=[trencadis_kv, module], entry_points=()
+    )
     registry.configure(resolved.config)
     return resolve_plan(resolved.config, registry), registry
 
@@ -43,9 +46,9 @@ def _build(plan_and_registry, noun):
     return registry.build(choice.component, choice.options, CONTEXT)
 
 
-@pytest.mark.parametrize("noun", NOUNS)
+@pytest.mark.parametrize("noun", ALL_NOUNS)
 def test_a_canary_of_every_noun_is_built(plan_and_registry, noun):
-    assert isinstance(_build(plan_and_registry, noun), CONTRACTS[noun])
+    assert isinstance(_build(plan_and_registry, noun), ALL_NOUNS[noun].contract)
 
 
 def test_a_canary_hears_the_life_cycle_and_selects_its_backend(plan_and_registry):

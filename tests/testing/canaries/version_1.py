@@ -19,8 +19,6 @@ from trencadis.interfaces import (
     DraftLength,
     EvictionPolicy,
     Executor,
-    KVCodec,
-    KVPolicy,
     KVSchedulerSide,
     KVWorkerSide,
     Lookup,
@@ -31,6 +29,7 @@ from trencadis.interfaces import (
     Speculator,
 )
 from trencadis.records import Bucket, ConnectorReport, Drafts
+from trencadis_kv.interfaces import KVCodec, KVPolicy
 
 
 @attrs.frozen(kw_only=True)

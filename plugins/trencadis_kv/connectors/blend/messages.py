@@ -11,10 +11,10 @@ import msgspec
 
 from trencadis.clock import Clock
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVPolicy
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.blend.config import BlendConfig
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.activity import Activity
 from trencadis_kv.store.client import StoreClient
 from trencadis_kv.store.cost import CostModel

@@ -10,20 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
-from trencadis.interfaces import (
-    KVSchedulerSide,
-    LoadView,
-    Lookup,
-    SupportsHandover,
-    SupportsMetrics,
-    SupportsStepTimes,
-)
+from trencadis.interfaces import KVSchedulerSide, Lookup, SupportsHandover, SupportsMetrics, SupportsStepTimes
 from trencadis.records import ConnectorReport, KVLayout, Request, TransferCause
 from trencadis_kv.connectors.blend.chunks import WantedChunks
 from trencadis_kv.connectors.blend.index import ChunkIndex, Tenant
 from trencadis_kv.connectors.blend.lookups import BlendLookups, PromptScan
 from trencadis_kv.connectors.blend.messages import AssembleOrder, BlendOrders, BlendShared, ChunkPlace, encode_orders
 from trencadis_kv.connectors.blend.prompt import FoundPart, blend_ratio_of, wants_blend
+from trencadis_kv.interfaces import LoadView
 from trencadis_kv.store.bounded import BoundedDict
 
 __all__ = ["BlendScheduler", "BlendShare"]

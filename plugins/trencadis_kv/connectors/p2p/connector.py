@@ -22,7 +22,6 @@ import msgspec
 from trencadis.interfaces import (
     ComponentContext,
     ConnectorPair,
-    KVPolicy,
     KVSchedulerSide,
     Lookup,
     SamplingFingerprint,
@@ -39,6 +38,7 @@ from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, handover_params, wants_hold
 from trencadis_kv.connectors.p2p.transport import shared_memory
 from trencadis_kv.connectors.p2p.worker import LoadOrder, P2PWorker, Work
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.defaults import codec_of, policy_of
 

@@ -20,12 +20,12 @@ import attrs
 import numpy as np
 
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVPolicy, PrefillEngineView, PrefillView
 from trencadis.records import FirstToken, Request, TransferCause
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.connectors.p2p.peers import PrefillEngine
 from trencadis_kv.connectors.p2p.streaming import Push
+from trencadis_kv.interfaces import KVPolicy, PrefillEngineView, PrefillView
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.wire.stream_messages import PrefillRequest, PrefillResponse, decode_token
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from trencadis.clock import Clock
-from trencadis.interfaces import KVCodec, SamplingFingerprint
+from trencadis.interfaces import SamplingFingerprint
 from trencadis.records import KVLayout
 from trencadis_kv.connectors.p2p.config import P2PConfig
 from trencadis_kv.connectors.p2p.metrics import P2PMetrics
@@ -14,6 +14,7 @@ from trencadis_kv.connectors.p2p.remote_prefills import Holds, RemotePrefills
 from trencadis_kv.connectors.p2p.server import BlockServer
 from trencadis_kv.connectors.p2p.streaming import Pushes
 from trencadis_kv.connectors.p2p.transport import Transport
+from trencadis_kv.interfaces import KVCodec
 from trencadis_kv.store.cost import CostModel
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.identity import compat_id

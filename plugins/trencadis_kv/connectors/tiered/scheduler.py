@@ -12,11 +12,9 @@ import msgspec
 
 from trencadis.clock import Clock
 from trencadis.interfaces import (
-    KVPolicy,
     KVSchedulerSide,
     Lookup,
     SamplingFingerprint,
-    SourceView,
     SupportsHandover,
     SupportsMetrics,
     SupportsRemotePrefill,
@@ -27,6 +25,7 @@ from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout,
 from trencadis_kv.connectors.tiered.child import CLOSED, Child, TierCounters, merged
 from trencadis_kv.connectors.tiered.config import TieredConfig
 from trencadis_kv.connectors.tiered.worker import Hold, Orders, TransferIds
+from trencadis_kv.interfaces import KVPolicy, SourceView
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.cost import CostModel
 

@@ -8,7 +8,7 @@ from trencadis.errors import ConfigValueError, TransferError
 from trencadis_kv.codecs.aes_gcm import AesGcm
 from trencadis_kv.codecs.plain import Plain
 from trencadis_kv.codecs.zstd import Zstd
-from trencadis_testing import KVCodecConformance
+from trencadis_kv.testing import KVCodecConformance
 
 pytest.importorskip("cryptography")
 KEY = bytes(range(32))

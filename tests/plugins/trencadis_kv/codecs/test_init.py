@@ -4,9 +4,10 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import ComponentContext, KVCodec
+from trencadis.interfaces import ComponentContext
 from trencadis_kv.codecs import trencadis_kv_codecs
 from trencadis_kv.codecs.config import AesGcmConfig
+from trencadis_kv.interfaces import KVCodec
 
 COMPONENTS = {component.name: component for component in trencadis_kv_codecs()}
 CONTEXT = ComponentContext(clock=SimulatedClock(), seed=0, make=lambda noun, name: make(name))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from trencadis_kv.codecs.plain import Plain
-from trencadis_testing import KVCodecConformance
+from trencadis_kv.testing import KVCodecConformance
 
 
 class TestPlain(KVCodecConformance):

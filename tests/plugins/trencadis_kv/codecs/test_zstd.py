@@ -8,7 +8,7 @@ import pytest
 from trencadis.errors import ConfigValueError, TransferError
 from trencadis.records import ModelFacts
 from trencadis_kv.codecs.zstd import Zstd, item_bytes_of
-from trencadis_testing import KVCodecConformance
+from trencadis_kv.testing import KVCodecConformance
 
 zstandard = pytest.importorskip("zstandard")
 HEADER = bytes(128)

@@ -9,12 +9,12 @@ import pytest
 
 from support.kv.blend_pairs import BLOCK, FIRST, PROMPT, A, B, BlendHands, C, document
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVPolicy
 from trencadis.records import ConnectorReport, FailedLoad, TransferCause
 from trencadis_kv.connectors.blend import scheduler as blend_scheduler
 from trencadis_kv.connectors.blend.config import BlendConfig
 from trencadis_kv.connectors.blend.messages import decode_orders
 from trencadis_kv.connectors.blend.scheduler import BlendShare
+from trencadis_kv.interfaces import KVPolicy
 
 
 def test_failures_are_counted_and_logged(caplog):

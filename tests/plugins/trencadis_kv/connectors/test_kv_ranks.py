@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.interfaces import ComponentContext, KVPolicy
+from trencadis.interfaces import ComponentContext
 from trencadis_kv.connectors.filesystem.config import FilesystemConfig
 from trencadis_kv.connectors.filesystem.connector import make_filesystem
 from trencadis_kv.connectors.host_offload.config import HostOffloadConfig
 from trencadis_kv.connectors.host_offload.connector import make_host_offload
 from trencadis_kv.connectors.tiered.config import TieredConfig
 from trencadis_kv.connectors.tiered.connector import make_tiered
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_testing.kv_option import NamedConnector

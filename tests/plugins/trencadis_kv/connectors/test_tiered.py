@@ -8,7 +8,7 @@ import pytest
 from support.kv.tiered_children import RaisingWorker, loop, raising, scripted, tiers
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ContractError, TrencadisError
-from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
+from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis_kv.codecs.zstd import Zstd
 from trencadis_kv.connectors.filesystem.config import FilesystemConfig
 from trencadis_kv.connectors.filesystem.connector import make_filesystem
@@ -16,6 +16,7 @@ from trencadis_kv.connectors.host_offload.config import HostOffloadConfig
 from trencadis_kv.connectors.host_offload.connector import make_host_offload
 from trencadis_kv.connectors.tiered.config import TieredConfig
 from trencadis_kv.connectors.tiered.connector import make_tiered
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.policies.always import Always
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.settings import StoreSettings

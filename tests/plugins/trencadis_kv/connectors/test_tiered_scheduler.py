@@ -5,10 +5,11 @@ import pytest
 
 from support.kv.tiered_children import loop, raising, scripted, tiers
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import KVPolicy, SupportsRemotePrefill
+from trencadis.interfaces import SupportsRemotePrefill
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
 from trencadis_kv.connectors.tiered.child import CLOSED
 from trencadis_kv.connectors.tiered.worker import Orders
+from trencadis_kv.interfaces import KVPolicy
 
 LAYOUT = KVLayout(parts=(), block_size=4, last_head=1, numerics="any")
 HASHES = (b"1", b"2", b"3")

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import math
 
-from trencadis.interfaces import FailureView, SaveView, SourceView
+from trencadis_kv.interfaces import FailureView, SaveView, SourceView
 from trencadis_kv.policies.always import Always
-from trencadis_testing import KVPolicyConformance
-from trencadis_testing.kv_policy import load_view
+from trencadis_kv.testing import KVPolicyConformance
+from trencadis_kv.testing.kv_policy import load_view
 
 
 class TestAlways(KVPolicyConformance):

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from trencadis.interfaces import SaveView, SourceView
+from trencadis_kv.interfaces import SaveView, SourceView
 from trencadis_kv.policies.config import CostAwareConfig
 from trencadis_kv.policies.cost_aware import CostAware
-from trencadis_testing import KVPolicyConformance
-from trencadis_testing.kv_policy import load_view
+from trencadis_kv.testing import KVPolicyConformance
+from trencadis_kv.testing.kv_policy import load_view
 
 NAN = math.nan
 

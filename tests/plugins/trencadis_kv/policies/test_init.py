@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import ComponentContext, KVPolicy
+from trencadis.interfaces import ComponentContext
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.policies import trencadis_kv_policies
 
 COMPONENTS = {component.name: component for component in trencadis_kv_policies()}

@@ -6,8 +6,9 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
-from trencadis.interfaces import ComponentContext, LoadView
+from trencadis.interfaces import ComponentContext
 from trencadis.records import Request
+from trencadis_kv.interfaces import LoadView
 from trencadis_kv.store.defaults import IdentityCodec, NoLongerThanComputing, codec_of, policy_of
 from trencadis_kv.store.guarded_codec import GuardedCodec
 from trencadis_kv.store.guarded_policy import GuardedPolicy

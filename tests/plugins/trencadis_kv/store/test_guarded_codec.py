@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from trencadis.errors import ContractError, TransferError
-from trencadis.interfaces import KVCodec
 from trencadis.records import TransferCause
+from trencadis_kv.interfaces import KVCodec
 from trencadis_kv.store.client import StoreClient
 from trencadis_kv.store.guarded_codec import GuardedCodec
 

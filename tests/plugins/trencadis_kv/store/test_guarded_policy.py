@@ -5,11 +5,12 @@ import math
 import pytest
 
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import ComponentContext, FailureView, KVPolicy, PrefillEngineView, SaveView, SourceView
+from trencadis.interfaces import ComponentContext
+from trencadis_kv.interfaces import FailureView, KVPolicy, PrefillEngineView, SaveView, SourceView
 from trencadis_kv.store.defaults import policy_of
 from trencadis_kv.store.guarded_policy import GuardedPolicy
-from trencadis_testing import KVPolicyConformance
-from trencadis_testing.kv_policy import load_view, prefill_view
+from trencadis_kv.testing import KVPolicyConformance
+from trencadis_kv.testing.kv_policy import load_view, prefill_view
 
 SAVE = SaveView(num_blocks=4, num_bytes=64, staged_fraction=0.5)
 SOURCES = [SourceView(name="a", num_tokens=4), SourceView(name="b", num_tokens=8)]

@@ -10,7 +10,7 @@ import pytest
 from support.kv.checked_loads import CONTENTS, flip, houses
 from support.kv.store_parts import hashes_of
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVCodec
+from trencadis_kv.interfaces import KVCodec
 
 
 @pytest.fixture

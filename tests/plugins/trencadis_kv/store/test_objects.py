@@ -5,7 +5,7 @@ import pytest
 
 from support.kv.store_parts import BLOCK_BYTES, hashes_of, make_pool
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVCodec
+from trencadis_kv.interfaces import KVCodec
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.objects import BlockObjects
 

@@ -7,8 +7,8 @@ import pytest
 
 from support.kv.store_parts import BLOCK_BYTES, BLOCK_SIZE, GatedStore, hashes_of, make_parts, make_pool
 from trencadis.errors import ConfigValueError, TransferError
-from trencadis.interfaces import KVPolicy
 from trencadis.records import ConnectorReport, FailedLoad, Request
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.breaker import BreakerState
 from trencadis_kv.store.messages import decode_orders
 from trencadis_kv.store.staging import Staging

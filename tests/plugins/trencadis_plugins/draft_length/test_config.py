@@ -12,12 +12,12 @@ from trencadis_plugins.draft_length.config import FixedConfig, GoodputConfig, Ta
 def load():
     from trencadis.registry import Registry
 
-    classes = Registry.discover().config_classes()
+    settings = Registry.discover().settings
 
     def _load(text, tmp_path):
         file = tmp_path / "serve.toml"
         file.write_text(text)
-        return load_config(file=file, components=classes, environ={}).config.draft_length
+        return load_config(file=file, settings=settings, environ={}).config.draft_length
 
     return _load
 

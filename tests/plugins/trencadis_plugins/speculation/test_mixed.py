@@ -132,7 +132,7 @@ def test_members_get_their_own_tables():
     registry = Registry.discover()
     overrides = {"speculation.name": "mixed", "speculation.mixed.members": ["suffix", "ngram"]}
     overrides |= {"speculation.ngram.max_draft_tokens": 6}
-    config = load_config(components=registry.config_classes(), environ={}, overrides=overrides).config
+    config = load_config(settings=registry.settings, environ={}, overrides=overrides).config
     plan = resolve_plan(config, registry)
     assert set(plan.inner) >= {"speculation.mixed.members[0]", "speculation.mixed.members[1]"}
     assert plan.inner_choice("speculation", "ngram").options.max_draft_tokens == 6

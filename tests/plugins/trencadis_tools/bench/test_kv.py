@@ -10,8 +10,9 @@ import pytest
 from trencadis.config import Config
 from trencadis.errors import ConfigValueError, InvalidRequestError, StepFailedError
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Component, ConnectorPair, KVPolicy, SchedulingPolicy
+from trencadis.interfaces import Component, ConnectorPair, SchedulingPolicy
 from trencadis.registry import Registry
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.doubles import LoopConnector, _LoopScheduler, _LoopWorker
 from trencadis_tools.bench import NO_CONNECTOR, KVResult, KVWorkload, measure_kv

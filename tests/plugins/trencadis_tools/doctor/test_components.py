@@ -168,10 +168,11 @@ def house_with_store(fake_house, make_store, *, required):
 
 
 def add(registry, noun, factory, **more):
-    from trencadis.hookspecs import NOUNS, hookimpl
+    from support.nouns import HOOKS
+    from trencadis.hookspecs import hookimpl
 
     component = Component(name="mine", factory=factory, summary="Mine.", interface_version=1, **more)
-    body = {NOUNS[noun]: hookimpl(lambda self: [component], specname=NOUNS[noun])}
+    body = {HOOKS[noun]: hookimpl(lambda self: [component], specname=HOOKS[noun])}
     registry.register(type("Mine", (), body)())
 
 

@@ -13,7 +13,8 @@ from tests.plugins.trencadis_tools.simulation import test_moves as routers
 from support.simulation import BLOCK_TOKENS, STEP_TIMES, asked, config_of, mixed, run
 from trencadis.clock import SystemClock
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import ComponentContext, KVPolicy, KVPool, Move, Router, SupportsMoves
+from trencadis.interfaces import ComponentContext, KVPool, Move, Router, SupportsMoves
+from trencadis_kv.interfaces import KVPolicy
 from trencadis_tools.simulated_store.config import SimulatedStoreConfig
 from trencadis_tools.simulated_store.connector import make_simulated_store
 from trencadis_tools.simulation import ReplicaEvent

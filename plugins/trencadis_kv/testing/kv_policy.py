@@ -11,7 +11,8 @@ from typing import Any
 
 import attrs
 
-from trencadis.interfaces import (
+from trencadis.records import Request, TransferCause
+from trencadis_kv.interfaces import (
     FailureView,
     KVPolicy,
     LoadView,
@@ -20,7 +21,6 @@ from trencadis.interfaces import (
     SaveView,
     SourceView,
 )
-from trencadis.records import Request, TransferCause
 from trencadis_testing.hash_seeds import same_under_other_hashes
 
 __all__ = ["KVPolicyConformance", "load_view", "prefill_view"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from trencadis.errors import TransferError
-from trencadis.interfaces import KVCodec
 from trencadis.records import TransferCause
+from trencadis_kv.interfaces import KVCodec
 
 __all__ = ["KVCodecConformance", "payloads"]
 
