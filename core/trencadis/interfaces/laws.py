@@ -109,7 +109,7 @@ def law(made: Law | None = None, *, scales_with: str = "", each: int = 1, **opti
 
     def declare(method: M) -> M:
         if scales_with:
-            sized = _reader(method, scales_with, None)
+            sized = _reader(method, scales_with)
             options["num_budgets"] = lambda args, named: max(1.0, len(sized(args, named)) / each)
         if made is not None:
             options.update(law=made, check_of=_check_of(method, made))
@@ -153,32 +153,41 @@ def legal(method: Callable[..., Any], answer: Any, *args: Any, by: object = None
 
 
 def _check_of(method: Callable[..., Any], made: Law) -> Callable[[object], Check]:
-    """Return what makes the law with what reads its arguments: that is called thousands of times a second, so the commonest is spelled out."""
+    """Return what makes the law for a component. It is called thousands of times a second, so the commonest forms are spelled out."""
     name, test, parameters = method.__name__, made.test, inspect.signature(method).parameters
     has_keywords = all(parameters.get(path, _ANY).kind is inspect.Parameter.KEYWORD_ONLY for path in made.reads)
+    own = [path.removeprefix("self.") if path.startswith("self.") else "" for path in made.reads]
+    reads = [_nothing if field else _reader(method, path) for path, field in zip(made.reads, own, strict=True)]
+    both = list(zip(own, reads, strict=True))
 
     def check_of(component: object) -> Check:
-        reads = [_reader(method, path, component) for path in made.reads]
-        match made.reads:
-            case (one,) if has_keywords:
-                return lambda answer, _, named: test(name, answer, named[one])
-            case (one, other) if has_keywords:
-                return lambda answer, _, named: test(name, answer, named[one], named[other])
-            case (_,):
-                (only,) = reads
-                return lambda answer, args, named: test(name, answer, only(args, named))
-        return lambda answer, args, named: test(name, answer, *[read(args, named) for read in reads])
+        return lambda answer, args, named: test(
+            name, answer, *[getattr(component, field) if field else read(args, named) for field, read in both]
+        )
 
+    match made.reads:
+        case (one,) if has_keywords:
+            return _always(lambda answer, _, named: test(name, answer, named[one]))
+        case (one, other) if has_keywords:
+            return _always(lambda answer, _, named: test(name, answer, named[one], named[other]))
+        case (_,) if not own[0]:
+            (only,) = reads
+            return _always(lambda answer, args, named: test(name, answer, only(args, named)))
     return check_of
 
 
-def _reader(method: Callable[..., Any], path: str, component: object) -> Callable[[Arguments, Named], Any]:
+def _always(check: Check) -> Callable[[object], Check]:
+    return lambda _: check
+
+
+def _nothing(args: Arguments, named: Named) -> None:
+    """Read nothing: the law asks the component."""
+
+
+def _reader(method: Callable[..., Any], path: str) -> Callable[[Arguments, Named], Any]:
     """Return what finds an argument, or a field of one, among the arguments of a call."""
     name, _, field = path.partition(".")
-    if name == "self":
-        return lambda _, __: getattr(component, field)
-    parameters = inspect.signature(method).parameters
-    place = list(parameters).index(name) - 1
+    place = list(inspect.signature(method).parameters).index(name) - 1
     if not field:
         return lambda args, named: args[place] if place < len(args) else named[name]
     part = attrgetter(field)

@@ -7,11 +7,22 @@ for bit it refuses, and the block is computed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
+
+from trencadis.errors import ContractError
+from trencadis.interfaces.laws import Law, law
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "KVCodec"]
 
 INTERFACE_VERSION = 1
 STABILITY = "provisional"
+
+
+def _encoded(_: str, answer: Any, payload: memoryview, max_growth_bytes: int) -> memoryview:
+    encoded = memoryview(answer)
+    if encoded.nbytes > payload.nbytes + max_growth_bytes:
+        raise ContractError(f"{encoded.nbytes} bytes of {payload.nbytes}, and max_growth_bytes = {max_growth_bytes}")
+    return encoded
 
 
 class KVCodec(ABC):
@@ -28,6 +39,9 @@ class KVCodec(ABC):
     max_growth_bytes: int
 
     @abstractmethod
+    @law(
+        Law("at most ``max_growth_bytes`` more bytes than ``payload``", _encoded, ("payload", "self.max_growth_bytes"))
+    )
     def encode(self, payload: memoryview, header: bytes) -> bytes | memoryview:
         """Return what is to be stored. Does not change the payload; may return it.
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from abc import ABC
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
+from trencadis.errors import ContractError
+from trencadis.faults import shown
+from trencadis.interfaces.laws import Law, law, one_of_words
 from trencadis.records import Request
 
 __all__ = [
@@ -141,6 +144,26 @@ class PrefillView:
     engines: Sequence[PrefillEngineView]
 
 
+def _whole(method: str, answer: Any, most: int) -> int:
+    if type(answer) is int and 0 <= answer <= most:
+        return answer
+    raise ContractError(f"{method}() returned {shown(answer)}, allowed are 0 to {most}")
+
+
+def _wait(method: str, answer: Any, most_s: float) -> float:
+    if 0.0 <= answer <= most_s:
+        return float(answer)
+    raise ContractError(f"{method}() returned {shown(answer)}, allowed are 0 to {most_s} s")
+
+
+def _index(method: str, answer: Any, items: Sequence[Any]) -> int:
+    return _whole(method, answer, len(items) - 1)
+
+
+def _index_or_none(method: str, answer: Any, items: Sequence[Any]) -> int | None:
+    return None if answer is None else _index(method, answer, items)
+
+
 class KVPolicy(ABC):  # noqa: B024 - every method has a default
     """Decides about loads and saves. Pure: an answer follows from the view alone. Engine thread, at most 20 µs a call.
 
@@ -148,10 +171,12 @@ class KVPolicy(ABC):  # noqa: B024 - every method has a default
     defaults of this class stand in.
     """
 
+    @law(Law("from 0 to ``view.num_blocks``", _whole, ("view.num_blocks",)))
     def admits_save(self, view: SaveView) -> int:
         """Return how many leading blocks are saved, 0 .. ``num_blocks``; by default all. Once per sequence and step."""
         return view.num_blocks
 
+    @law(Law("from 0 to ``view.timeout_s``", _wait, ("view.timeout_s",)))
     def admits_load(self, view: LoadView) -> float:
         """Return how long the load may take, seconds, at most ``timeout_s``; 0 declines it, and the tokens are computed.
 
@@ -159,6 +184,7 @@ class KVPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return view.timeout_s
 
+    @law(Law("an index of ``sources``", _index, ("sources",)))
     def choose_source(self, sources: Sequence[SourceView]) -> int:
         """Return the index of the source to load from; by default that with the most tokens, the first of equals.
 
@@ -167,6 +193,7 @@ class KVPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return max(range(len(sources)), key=lambda i: (sources[i].num_tokens, -i))
 
+    @law(Law("an index of ``view.engines``, or None", _index_or_none, ("view.engines",)))
     def prefill_at(self, view: PrefillView) -> int | None:
         """Return the index of the engine that is to compute a prompt, or None: this one does.
 
@@ -182,6 +209,7 @@ class KVPolicy(ABC):  # noqa: B024 - every method has a default
         # A comparison with nan is false: what was not measured is tried.
         return None if engines[best].remote_s > view.max_slowdown * view.compute_s else best
 
+    @law(one_of_words("compute", "retry"))
     def on_failure(self, view: FailureView) -> Literal["compute", "retry"]:
         """Return what becomes of the lost tokens: computed here, or looked up once more; by default computed."""
         return "compute"

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from trencadis.errors import ContractError, TransferError
 from trencadis.faults import as_words, reraise_interrupt, shown
+from trencadis.interfaces import legal
 from trencadis.records import TransferCause
 from trencadis_kv.interfaces import KVCodec
 
@@ -36,17 +37,9 @@ class GuardedCodec(KVCodec):
 
     def encode(self, payload: memoryview, header: bytes) -> memoryview:
         """Return the encoded payload."""
-        num_bytes = payload.nbytes
-
-        def encode() -> memoryview:
-            encoded = memoryview(self._codec.encode(payload, header))
-            if encoded.nbytes > num_bytes + self.max_growth_bytes:
-                raise ContractError(
-                    f"{encoded.nbytes} bytes of {num_bytes}, and max_growth_bytes = {self.max_growth_bytes}"
-                )
-            return encoded
-
-        return self._called("encode", encode)
+        return self._called(
+            "encode", lambda: legal(KVCodec.encode, self._codec.encode(payload, header), payload, by=self._codec)
+        )
 
     def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:
         """Decode a payload into ``out``."""

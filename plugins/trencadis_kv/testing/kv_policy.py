@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from trencadis.interfaces import legal
 from trencadis.records import Request, TransferCause
 from trencadis_kv.interfaces import (
     FailureView,
@@ -104,38 +105,31 @@ class KVPolicyConformance:
         """A whole number from 0 on, whatever the load of the staging memory."""
         policy = self.make()
         for view in _save_views():
-            num_blocks = policy.admits_save(view)
-            assert _is_whole(num_blocks, view.num_blocks), f"{num_blocks!r} of {view}"
+            legal(KVPolicy.admits_save, policy.admits_save(view), view)
 
     def test_waits_are_seconds_from_0_to_the_timeout(self) -> None:
         """Also while nothing was measured yet, and where a prediction is absurd."""
         policy = self.make()
         for view in _load_views():
-            wait_s = policy.admits_load(view)
-            assert isinstance(wait_s, float | int), f"{wait_s!r} for {view}"
-            assert 0 <= wait_s <= view.timeout_s, f"{wait_s!r} s, the timeout is {view.timeout_s} s"  # neither is nan
+            legal(KVPolicy.admits_load, policy.admits_load(view), view)
 
     def test_a_source_is_chosen_among_those_there_are(self) -> None:
         """One is enough to choose."""
         policy = self.make()
         for sources in _source_lists():
-            chosen = policy.choose_source(sources)
-            assert _is_whole(chosen, len(sources) - 1), f"{chosen!r} of {len(sources)} sources"
+            legal(KVPolicy.choose_source, policy.choose_source(sources), sources)
 
     def test_prompts_go_to_an_engine_there_is_or_stay(self) -> None:
         """Also where there is none, and while nothing was measured yet."""
         policy = self.make()
         for view in _prefill_views():
-            chosen = policy.prefill_at(view)
-            assert chosen is None or _is_whole(chosen, len(view.engines) - 1), (
-                f"{chosen!r} of {len(view.engines)} engines"
-            )
+            legal(KVPolicy.prefill_at, policy.prefill_at(view), view)
 
     def test_failures_are_computed_or_retried(self) -> None:
         """Whatever the cause, and also one that this version does not know."""
         policy = self.make()
         for view in _failure_views():
-            assert policy.on_failure(view) in ("compute", "retry"), f"{policy.on_failure(view)!r} for {view}"
+            legal(KVPolicy.on_failure, policy.on_failure(view), view)
 
     def test_retries_come_to_an_end(self) -> None:
         """A prefix that fails again and again is computed."""
@@ -184,10 +178,6 @@ class KVPolicyConformance:
         for answer, times_s in by_kind.items():
             took_s = min(times_s)  # one of them is interrupted by no other process
             assert took_s < _MAX_CALL_S, f"{answer.__name__}() takes {took_s * 1e3:.1f} ms"
-
-
-def _is_whole(number: object, most: int) -> bool:
-    return type(number) is int and 0 <= number <= most
 
 
 def _save(policy: KVPolicy, view: SaveView) -> int:

@@ -533,8 +533,9 @@ def component(case: Case, answer: Any) -> Any:
         return answer
 
     contract = contract_of(case.method)
+    declared = {"lossless": True}
     stubs = dict.fromkeys(contract.__abstractmethods__, respond)  # type: ignore[attr-defined] # it is an ABC
-    return type("Mutant", (contract,), {**stubs, case.method.__name__: respond, "lossless": True})()
+    return type("Mutant", (contract,), {**stubs, case.method.__name__: respond, **declared})()
 
 
 def guarded(case: Case, answer: Any, *fallback: Any) -> Guarded[Any]:
