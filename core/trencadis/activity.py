@@ -83,10 +83,9 @@ class MonitoredThread:
     """Notes which component one thread is calling. Calls may nest: give :meth:`leave` what :meth:`enter` returned.
 
     Args:
-        place: Its place in the memory.
+        place: Place of the thread in the memory.
 
     Attributes:
-        place: As given.
         words: The memory; another one after :meth:`attach`.
     """
 
@@ -231,7 +230,7 @@ class ActivityReading:
     Attributes:
         beat: Changes with each sign of progress.
         step: The last step that was waited for.
-        phase: What it does.
+        phase: Phase that the thread is in.
         done: How much of a long phase is done, such as buckets.
         total: How much there is; 0 if that is not known.
         part: The part of a long phase that runs, or the last one, such as ``weights``; empty if none was named.

@@ -54,7 +54,7 @@ def keep(file: Path, content: bytes, *, max_bytes: int) -> None:
 
     Args:
         file: In a directory of its kind, which is made if there is none.
-        content: What to keep.
+        content: Content of the file.
         max_bytes: The most that all files of the directory may take: the oldest go, also of more than 256 files.
     """
     if len(content) + _DIGEST_BYTES > max_bytes:

@@ -61,7 +61,7 @@ class HeldClock:
         source: The clock that is read.
 
     Attributes:
-        source: As given; durations are measured with it.
+        source: Clock by which durations are measured.
         held_s: The moment; setting it to a reading of the source is what :meth:`hold` does.
     """
 

@@ -74,9 +74,9 @@ def track(
     """Show the progress of a ``with`` block.
 
     Args:
-        what: What is being done, such as ``"Loading demo"``.
+        what: Work in progress, such as ``"Loading demo"``.
         total: How much there is to do; None if unknown.
-        unit: Of ``total``, such as ``prompts``.
+        unit: Unit of ``total``, such as ``prompts``.
         show: Draw a line of progress, which goes away at the end; None: on a terminal only.
         part: Returns the part of the work that runs now, such as ``"weights"``; called on another thread.
         clock: The system's if none.

@@ -74,8 +74,8 @@ def closest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return the choice that differs by two neighbouring letters in the other order, else the most similar one. Pure.
 
     Args:
-        word: As it was typed.
-        choices: What it may have meant.
+        word: Word that was typed.
+        choices: Words that it may stand for.
         cutoff: Least similarity, between 0 and 1, by :func:`difflib.get_close_matches`; if none has it, the result is empty.
     """
     listed = list(choices)
@@ -102,8 +102,8 @@ class TrencadisError(Exception):
     """The root of every error that Trencadís raises on purpose.
 
     Args:
-        message: What happened, with the value and where it came from.
-        hint: What to do about it; printed after the message.
+        message: Cause, with the value and where it came from.
+        hint: Remedy; printed after the message.
     """
 
     exit_code = 2
@@ -215,8 +215,8 @@ class InvalidRequestError(RequestError):
     Fix: the message names the parameter, its value and the allowed range.
 
     Args:
-        message: What happened, with the value and where it came from.
-        hint: What to do about it; printed after the message.
+        message: Cause, with the value and where it came from.
+        hint: Remedy; printed after the message.
         field: The parameter at fault as :class:`trencadis.records.SamplingParams` calls it, or empty; a server tells clients.
     """
 
@@ -239,7 +239,7 @@ class RequestRefusedError(RequestError):
 
     Args:
         message: Who refused, and why.
-        hint: What to do about it; printed after the message.
+        hint: Remedy; printed after the message.
         retry_after_s: When it may be served, seconds; a server tells clients.
     """
 

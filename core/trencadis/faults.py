@@ -107,7 +107,7 @@ def as_words(error: BaseException) -> str:
     For a member that a record does not have, the nearest name follows, or the names it has: see :func:`members_for`.
 
     Args:
-        error: Of a plugin; its arguments may be as large as they like.
+        error: Error of a plugin; its arguments may be as large as they like.
     """
     near, listed = _members(error)
     return f"{_raised(error)} ({near or listed})" if listed else _raised(error)
@@ -178,10 +178,10 @@ class FaultLog:
         """Log a fault, unless the same was logged within the last minute: then it is counted.
 
         Args:
-            fault: What makes two faults the same, beside the class of ``error``: component and method.
+            fault: Key of equal faults, beside the class of ``error``: component and method.
             message: Who did what.
-            error: What was raised; its traceback follows the first line.
-            level: Of the line.
+            error: Error that was raised; its traceback follows the first line.
+            level: Level of the line.
         """
         key, now_s = (fault, type(error).__name__), self._timer()
         with self._lock:
@@ -274,14 +274,13 @@ class CallMeter:
         budget_s: For one call, seconds; infinity: none.
         setting: Where the budget is set, for messages.
         log: For warnings.
-        thread: Of the thread that calls; None: the engine's.
+        thread: Thread that calls; None: the engine's.
         num_forgiven: Calls over the budget that are only warned about: the first of a component that compiles when it is first used.
         max_overruns: So many calls over the budget within :data:`WINDOW_S` are too many.
         at_once: A call of more than so many budgets is too many.
 
     Attributes:
-        label: As given.
-        budget_s: As given: callers compare, so that a call within it costs no more than reading the clock.
+        budget_s: Limit of a call in seconds: callers compare, so that a call within it costs no more than reading the clock.
         is_off: Whether the component is off; :meth:`is_due` says whether it is time to try it again.
     """
 
@@ -357,7 +356,7 @@ class CallMeter:
         Args:
             method: That was called.
             took_s: Seconds.
-            num_budgets: What this call may take.
+            num_budgets: Number of budgets that this call may take.
         """
         budget_s = self.budget_s * num_budgets
         if took_s <= budget_s or (took_s := self.charged_s(took_s)) <= budget_s:

@@ -125,7 +125,7 @@ class GgufTensor:
     Attributes:
         shape: Outermost dimension first, as of PyTorch; the file has them the other way round.
         kind: How its elements are stored.
-        offset: Of its first byte, from the file's begin.
+        offset: Place of its first byte, from the file's begin.
     """
 
     shape: tuple[int, ...]
@@ -143,8 +143,8 @@ class StringList:
     """The place of a list of texts in a file; :meth:`GgufFile.strings` reads it.
 
     Attributes:
-        start: Of its first element's length, bytes from the file's begin.
-        count: Its elements.
+        start: Place of its first element's length, bytes from the file's begin.
+        count: Number of elements.
     """
 
     start: int
@@ -157,7 +157,7 @@ class GgufFile:
 
     Attributes:
         path: The file.
-        mapped: Its bytes; copied on writing, so that views may be written to and the file stays as it is.
+        mapped: Bytes of the file; copied on writing, so that views may be written to and the file stays as it is.
         metadata: Values by key: numbers, texts, arrays of numpy, and places of lists of texts.
         tensors: By the file's names for them.
     """

@@ -159,7 +159,7 @@ def adopt_package(module: str) -> None:
     """Show messages of the package that a plugin comes from as those of Trencadís, if the command line shows these.
 
     Args:
-        module: Of the plugin; its outermost package names the logger.
+        module: Module of the plugin; its outermost package names the logger.
     """
     name = module.partition(".")[0]
     if name not in _names:

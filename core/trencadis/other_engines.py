@@ -84,8 +84,8 @@ class Section:
     """The flags of one subject.
 
     Attributes:
-        title: Of its table in the documentation.
-        rows: Its meanings.
+        title: Title of its table in the documentation.
+        rows: Meanings of names.
     """
 
     title: str
@@ -97,7 +97,7 @@ class Command:
     """A command of another engine.
 
     Attributes:
-        theirs: As it is typed there.
+        theirs: Command line that is typed there.
         ours: The command that does it; empty: none.
         note: In words, code in backticks.
     """

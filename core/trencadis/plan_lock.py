@@ -51,8 +51,8 @@ class PlanLock:
     """What an engine was made of.
 
     Attributes:
-        plan_hash: Of the resolved plan.
-        versions: Of Python, Trencadís and packages whose version can change what is computed; one that is not installed is absent.
+        plan_hash: Hash of the resolved plan.
+        versions: Versions of Python, Trencadís and packages whose version can change what is computed; one that is not installed is absent.
         plugins: ``distribution``, ``version`` and ``module`` of each loaded plugin, by the name under which it can be blocked.
         files: SHA-256 of each source file of the core and of the packages of plugins, by path from the folder that holds the package.
         components: ``component``, ``noun`` and ``plugin`` of each component of the plan, by dotted path of the setting that names it.
@@ -83,7 +83,7 @@ def lock_of(config: Config, registry: Registry, plan: ResolvedPlan | None = None
     Args:
         config: The configuration.
         registry: The plugins.
-        plan: Of this configuration; None: it is resolved here.
+        plan: Plan of this configuration; None: it is resolved here.
 
     Raises:
         PluginError: The configuration names a component that does not exist or does not fit the others.
@@ -222,7 +222,7 @@ def differences(locked: PlanLock, found: PlanLock, sources: Mapping[str, str] | 
 
     Args:
         locked: The lock.
-        found: What is there now.
+        found: Lock of the present plan.
         sources: Who set each value that is there now, by dotted path.
     """
     sources = {} if sources is None else sources

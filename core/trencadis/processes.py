@@ -118,7 +118,7 @@ def describe_exit(code: int) -> str:
     """Return an exit code in words: ``was killed by SIGKILL; often the kernel ran out of memory``. Pure.
 
     Args:
-        code: As ``subprocess`` has it: negative for a signal.
+        code: Exit code of ``subprocess``: negative for a signal.
     """
     if code >= 0:
         return f"ended with exit code {code}"

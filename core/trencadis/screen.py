@@ -178,7 +178,7 @@ class TextWriter:
         """Write what comes next, at once.
 
         Args:
-            piece: Of any length.
+            piece: Part of the output, of any length.
             dim: Less bright, on a terminal.
         """
         if not piece:
@@ -226,7 +226,7 @@ def dimmed(text: str, stream: TextIO | None = None) -> str:
     """Return a text that is less bright if it is written to a terminal; ``NO_COLOR`` is honoured.
 
     Args:
-        text: What is written.
+        text: Text to be written.
         stream: Where to; None: standard error.
     """
     out = sys.stderr if stream is None else stream

@@ -91,7 +91,7 @@ class LedgerEntry(NamedTuple):
     """One phase of a start.
 
     Attributes:
-        phase: Its name.
+        phase: Name of the phase.
         seconds: How long it took, all times together if it came again.
         cached: Whether what it needed was in a cache; None: it needs none.
     """
@@ -141,7 +141,7 @@ class Ledger:
         """Take in what another process did in the phase that runs, which keeps the rest; does nothing once the start is over.
 
         Args:
-            entries: Of its ledger; a name that this one has is told as the engine's.
+            entries: Entries of the engine's ledger; a name that this one has is told as the engine's.
         """
         self.begin(self._name)
         with self._lock:
@@ -191,7 +191,7 @@ def start_in_words(entries: Iterable[LedgerEntry]) -> str:
     """Return a sum and what it is made of, without what took no time. Pure.
 
     Args:
-        entries: Of a ledger.
+        entries: Entries of a ledger.
     """
     notes = {None: "", True: " (from cache)", False: " (not from cache)"}
     every = tuple(one for one in entries if one.seconds >= _SHOWN_S)
@@ -207,7 +207,7 @@ def end_start(model: str) -> None:
     """Close the ledger of this process, tell it in the log, and keep it; once, and not in a process whose ledger another takes in.
 
     Args:
-        model: What was loaded.
+        model: Name of the model that was loaded.
     """
     if LEDGER.close() and not LEDGER.is_part:
         logger.info("The start took %s.", LEDGER.in_words())
@@ -219,7 +219,7 @@ def keep_last_start(model: str, ledger: Ledger = LEDGER) -> None:
     """Keep a ledger in the user's cache, for ``trencadis doctor``; does nothing where it cannot be kept.
 
     Args:
-        model: What was loaded.
+        model: Name of the model that was loaded.
         ledger: This process's, if none.
     """
     with contextlib.suppress(OSError):

@@ -64,7 +64,7 @@ def converse(conversation: Conversation, *, model: str) -> None:
 
     Raises:
         RequestError: A message from a pipe is refused.
-        StepFailedError: Its answer failed.
+        StepFailedError: The request failed.
     """
     is_seen = sys.stdin.isatty() and sys.stdout.isatty()
     if is_seen:

@@ -30,7 +30,7 @@ class CommandParser(argparse.ArgumentParser):
 
     Args:
         command: Name of the command.
-        summary: What it does.
+        summary: Summary of the command.
         settings: Makes the catalogue of settings; called only for help. None: the command takes no configuration.
         short_flags: Config flag of each short form that the command has.
         main_settings: Settings that its help shows beside those of :data:`trencadis.cli.help.MAIN_SETTINGS`.

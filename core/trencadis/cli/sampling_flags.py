@@ -36,7 +36,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, defaults: Mapping[str
 
     Args:
         parser: Gets the flags.
-        defaults: Of the command, where they differ from the fields' own.
+        defaults: Defaults of the command, where they differ from the fields' own.
     """
     group = parser.add_argument_group("sampling")
     hints = typing.get_type_hints(SamplingParams)

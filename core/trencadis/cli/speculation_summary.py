@@ -12,8 +12,8 @@ def speculation_summary(name: str, totals: Mapping[str, Any]) -> str:
     """Return drafted and accepted tokens, their ratio, and the mean of tokens that a sequence got in a step. Pure.
 
     Args:
-        name: Of the speculator that the configuration names.
-        totals: Of an engine, as ``LLM.totals`` returns them.
+        name: Name of the speculator that the configuration names.
+        totals: Totals of an engine that ``LLM.totals`` returns.
     """
     now = totals["drafter"]
     if now != name:

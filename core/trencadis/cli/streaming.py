@@ -44,7 +44,7 @@ def write_stream(
     """Write the text of the first completion as it comes.
 
     Args:
-        outputs: Of one request, each with the whole text so far; at least one.
+        outputs: Outputs of one request, each with the whole text so far; at least one.
         writer: Writes.
         clock: Measures, from now on; the system's if none.
 

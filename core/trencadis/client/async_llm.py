@@ -51,8 +51,8 @@ class AsyncLLM(EngineControl):
         tables: Tables of the configuration: ``scheduling={"name": "fcfs"}``. They win over file and environment.
 
     Attributes:
-        tokenizer: Of the model; may be used from any thread.
-        model: What was loaded.
+        tokenizer: Tokenizer of the model; may be used from any thread.
+        model: Name of the model that was loaded.
         max_model_len: Longest sequence, prompt and output, tokens.
 
     Raises:
@@ -72,7 +72,7 @@ class AsyncLLM(EngineControl):
         """Return an ``AsyncLLM`` of a resolved configuration and its plugins. Blocks until the model is ready.
 
         Raises:
-            TrencadisError: As the constructor.
+            TrencadisError: The model cannot be loaded; see the constructor.
         """
         llm = cls.__new__(cls)
         llm._open(config, registry)  # noqa: SLF001 - its own class

@@ -44,14 +44,14 @@ class BeamRequest:
 
     Args:
         prompt: Text or token ids.
-        params: Of the search.
-        request_id: Of the output.
-        tokenizer: Of the model.
+        params: Parameters of the search.
+        request_id: Id of the output.
+        tokenizer: Tokenizer of the model.
         model: Has the tokens that end a text.
         max_model_len: Longest sequence, tokens.
 
     Attributes:
-        request_id: Of the output.
+        request_id: Id of the output.
         step_params: Sampling parameters of the engine requests.
 
     Raises:
@@ -97,7 +97,7 @@ class BeamRequest:
         """Return a search with the model of a frontend; may be called from any thread.
 
         Raises:
-            InvalidRequestError: As the constructor.
+            InvalidRequestError: The parameters cannot be used; see the constructor.
         """
         engine = frontend.engine
         return cls(
@@ -228,7 +228,7 @@ class BeamRounds:
         Args:
             prompts: Text or token ids, each.
             params: One for each.
-            terms: Of every request.
+            terms: Terms of every request.
             run: Steps the engine until all of some requests have ended, or one was refused.
 
         Raises:

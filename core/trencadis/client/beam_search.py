@@ -28,7 +28,7 @@ class Beam:
 
     Attributes:
         parent: The beam it continues; None for the empty one.
-        token_id: Its last token; -1 for the empty one.
+        token_id: Last token of the beam; -1 for the empty one.
         total: Sum of the log-probabilities of its tokens.
         entry: Log-probabilities at its last token; None for the empty one.
     """
@@ -57,7 +57,7 @@ class EndedBeam:
     """A continuation that is complete.
 
     Attributes:
-        beam: Its tokens.
+        beam: Beam with its tokens.
         score: Sum of the log-probabilities by length to the power of the penalty.
     """
 

@@ -34,13 +34,13 @@ class ClientRequest:
 
     Args:
         request: The client's, with ``params.n`` and ``params.best_of``.
-        prompt: Its text, or None if it was given as token ids.
-        tokenizer: Of the model.
+        prompt: Text of the prompt, or None if it was given as token ids.
+        tokenizer: Tokenizer of the model.
         streams: Every change is reported, not only the end.
 
     Attributes:
         request_id: The client's.
-        streams: As given; False with ``best_of``, which chooses at the end.
+        streams: Whether tokens are streamed; False with ``best_of``, which chooses at the end.
         requests: Engine requests, by completion index.
         completions: One for each.
         is_finished: True once every completion has ended.

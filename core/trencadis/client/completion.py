@@ -25,13 +25,13 @@ class Completion:
     A *watched* completion is given its tokens step by step, any other all of them at its end.
 
     Args:
-        request: As the engine runs it.
-        index: Of the completion, 0 .. n - 1.
-        tokenizer: Of the model.
+        request: Request as the engine runs it.
+        index: Index of the completion, 0 .. n - 1.
+        tokenizer: Tokenizer of the model.
         streams: The text is streamed.
 
     Attributes:
-        request_id: Of the engine request.
+        request_id: Id of the engine request.
         slot: In the engine; -1 before the engine has the request.
         finish_reason: None while it runs.
         error: Why the completion failed, or empty; a tokenizer that fails on its tokens fails the completion alone.
@@ -171,7 +171,7 @@ class TokenPrefix(Sequence[int]):
 
     Args:
         token_ids: Only ever appended to.
-        length: Of the prefix.
+        length: Length of the prefix.
     """
 
     __slots__ = ("_length", "_token_ids")

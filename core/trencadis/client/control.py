@@ -91,7 +91,7 @@ class EngineControl:
 
         Args:
             table: ``name``, ``options`` and ``shadow``, each optional.
-            source: Of the change, for messages.
+            source: Source of the change, for messages.
             may_import: Import paths in the table are followed: never for a table that came from a client.
 
         Raises:
@@ -128,7 +128,7 @@ class EngineControl:
         """Return why a request was or was not scheduled in each of the last ``engine.explain_steps`` steps.
 
         Args:
-            request_id: As given to :meth:`generate`; it may have ended.
+            request_id: Id that was given to :meth:`generate`; the request may have ended.
 
         Returns:
             ``oldest_step`` and ``newest_step`` of the record, and ``requests``: the fields of
@@ -185,7 +185,7 @@ class EngineControl:
         """Start a replica again when its requests have ended; until then others take the new ones.
 
         Args:
-            replica: Its index.
+            replica: Index of the replica.
 
         Returns:
             What :meth:`replicas` returns, at once.

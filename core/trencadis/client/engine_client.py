@@ -182,8 +182,8 @@ class EngineClient(ABC):
         """Send a control request: read or change the state of the engine; ``plan_hash`` follows the answer.
 
         Args:
-            name: Of the control request, see :meth:`trencadis.engine.inspect.administration.Administration.answer`.
-            arguments: Its arguments.
+            name: Name of the control request, see :meth:`trencadis.engine.inspect.administration.Administration.answer`.
+            arguments: Arguments of the control request.
             callback: Called with the answer or an error: at once, or within a later :meth:`step` or :meth:`rest`.
 
         Raises:

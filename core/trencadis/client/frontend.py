@@ -37,7 +37,7 @@ class Frontend:
 
     Args:
         engine: Ready for requests.
-        tokenizer: Of its model.
+        tokenizer: Tokenizer of the model.
         clock: Bounds how long closing waits for the engine; the system's if none.
 
     Attributes:
@@ -200,8 +200,8 @@ class Frontend:
         """Send a control request and wait for the answer.
 
         Args:
-            name: Of the control request, see :meth:`trencadis.engine.inspect.administration.Administration.answer`.
-            arguments: Its arguments.
+            name: Name of the control request, see :meth:`trencadis.engine.inspect.administration.Administration.answer`.
+            arguments: Arguments of the control request.
 
         Raises:
             TrencadisError: The engine cannot answer it, or has ended.
@@ -280,7 +280,7 @@ class ClientEmbedding:
 
     Args:
         request_id: The client's; texts are named ``id/0``, ``id/1`` ...
-        token_ids: Of each text.
+        token_ids: Tokens of each text.
         future: Gets all vectors, or the first error.
 
     Attributes:

@@ -64,8 +64,8 @@ class LLM:
         tables: Tables of the configuration: ``scheduling={"name": "fcfs"}``. They win over file and environment.
 
     Attributes:
-        tokenizer: Of the model.
-        model: What was loaded.
+        tokenizer: Tokenizer of the model.
+        model: Name of the model that was loaded.
         max_model_len: Longest sequence, prompt and output, tokens.
 
     Raises:
@@ -85,7 +85,7 @@ class LLM:
         """Return an ``LLM`` of a resolved configuration and its plugins.
 
         Raises:
-            TrencadisError: As the constructor.
+            TrencadisError: The model cannot be loaded; see the constructor.
         """
         llm = cls.__new__(cls)
         llm._open(open_frontend(config, registry))  # noqa: SLF001 - its own class
@@ -125,7 +125,7 @@ class LLM:
         Args:
             prompts: Text or token ids, or a list of these.
             sampling_params: For all, or one for each prompt; the defaults of ``SamplingParams`` if None.
-            on_refusal: What becomes of a list of which a prompt is refused: ``"ignore"`` that one, or ``"raise"`` and run none.
+            on_refusal: Treatment of a list of which a prompt is refused: ``"ignore"`` that one, or ``"raise"`` and run none.
                 A single prompt raises in any case.
             use_progress: Draw a progress bar; None: on a terminal.
             terms: Scheduling parameters by name: one value for all, or a list with one for each; None is the default.

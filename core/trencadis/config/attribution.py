@@ -58,7 +58,7 @@ def reason(validator: Any, value: Any, error: Exception) -> str:
     Args:
         validator: The attrs validator that objected; None if something else did.
         value: To what.
-        error: What it raised; its text is used where the validator is not one of attrs' own.
+        error: Error of the validator; its text is used where the validator is not one of attrs' own.
     """
     wanted = demand(validator)
     if wanted.startswith(_CHOICES):

@@ -41,7 +41,7 @@ class ConfigBuilder:
         """Return the tree.
 
         Raises:
-            ConfigError: As in :func:`trencadis.config.load_config`.
+            ConfigError: The configuration cannot be used; see :func:`trencadis.config.load_config`.
         """
         tables: dict[str, Any] = {}
         for name in (*CORE_TABLES, *self._settings.tables_of_plugins()):
@@ -54,7 +54,7 @@ class ConfigBuilder:
         """Return the config object of the component whose table this is; None where a required value is missing.
 
         Raises:
-            ConfigError: As in :func:`trencadis.config.load_config`.
+            ConfigError: The table cannot be used; see :func:`trencadis.config.load_config`.
         """
         return None if self._missing(table) else self._table(table, {})
 

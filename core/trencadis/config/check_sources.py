@@ -28,7 +28,7 @@ class SourceCheck:
         errors: One for each wrong value, and for a file that cannot be read.
         unknown: Variables of the environment that have no effect, each with advice.
         counts: Number of valid values by source: a file's name, ``environment``, ``flag``; the file's is there even if 0.
-        resolved: Of the valid values; of the defaults alone where these contradict each other.
+        resolved: Configuration of the valid values; of the defaults alone where these contradict each other.
     """
 
     errors: tuple[ConfigError, ...]

@@ -17,8 +17,8 @@ def check_defaults(settings: Settings, table: str) -> None:
     """Refuse settings that no source could give, and defaults that their validators refuse. Pure but for what defaults make.
 
     Args:
-        settings: Of one component's config class.
-        table: Its dotted path, such as ``bucketing.exponential``.
+        settings: Settings of one component's config class.
+        table: Dotted path of the table, such as ``bucketing.exponential``.
 
     Raises:
         ConfigValueError: A type is none that configuration can hold, or a default is of another type or refused by the class.

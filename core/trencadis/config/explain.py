@@ -19,7 +19,7 @@ class Row:
 
     Attributes:
         path: Dotted path of the setting.
-        value: As TOML would write it; stars for a secret that is set, ``(required)`` for a value that is not given.
+        value: Value in TOML; stars for a secret that is set, ``(required)`` for a value that is not given.
         source: Who set it.
         unit: Such as ``tokens``.
         meaning: One sentence.

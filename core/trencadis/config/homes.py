@@ -21,8 +21,8 @@ def where_it_belongs(key: str, value: Any, settings: Settings, *, in_python: boo
     """Return a sentence that says how to write a value that was given under an unknown key; empty: it is not known. Pure.
 
     Args:
-        key: As it was given.
-        value: As it was given.
+        key: Key that was given.
+        value: Value that was given.
         settings: The catalogue.
         in_python: An argument of ``LLM``; else a key of a file.
     """

@@ -44,7 +44,7 @@ class ConfigFile:
     """The content of a configuration file, read once per process and handed to all that takes values from it.
 
     Attributes:
-        name: Of the file, for sources; empty if there is none.
+        name: Name of the file, for sources; empty if there is none.
         error: Why the file cannot be read; None: it can be.
         may_import: It is the operator's own, so that import paths in it are followed; else they are refused.
     """

@@ -69,7 +69,7 @@ def with_origin(message: str, sources: Mapping[str, str]) -> str:
     was not set, is returned as it is; where one value contradicts another, each gets its source, the default as well.
 
     Args:
-        message: Of an error.
+        message: Message of an error.
         sources: Who set each value, by dotted path.
     """
     match = _SPOT.match(message)

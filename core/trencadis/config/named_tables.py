@@ -25,8 +25,8 @@ def structure_tables(kind: Any, value: Any, convert: Callable[[Any, Any], Any]) 
     """Return config objects by name. Pure.
 
     Args:
-        kind: Of which :func:`is_named_tables` is true.
-        value: What the file or Python gave.
+        kind: Type for which :func:`is_named_tables` is true.
+        value: Value from the file or from Python.
         convert: Called with a value and a type; returns the value of that type.
 
     Raises:

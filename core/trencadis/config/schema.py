@@ -503,8 +503,8 @@ class Config:
         """Return a plugin's own table, such as ``[server]``; of its defaults if the configuration was made without plugins.
 
         Args:
-            name: As its ``ConfigTable`` has it.
-            kind: Its config class.
+            name: Name of the table in its ``ConfigTable``.
+            kind: Config class of the table.
         """
         found: T = self.tables[name] if name in self.tables else kind()
         return found

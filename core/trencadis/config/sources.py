@@ -49,7 +49,7 @@ class RawValue:
 
     Attributes:
         path: Dotted path of the setting, or ``noun.options.key``.
-        raw: As given: text from flags and the environment, else what the file or Python held.
+        raw: Unconverted value: text from flags and the environment, else the value that the file or Python held.
         source: Such as ``serve.toml``, ``environment TRENCADIS_LOG__LEVEL`` or ``flag --log.level``.
         is_text: Still to be read as the setting's type says.
         may_import: The operator gave it, so that an import path in it is followed; else one is refused.

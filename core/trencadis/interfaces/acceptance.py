@@ -156,7 +156,7 @@ class AcceptanceRule(ABC):
         """Return the distribution of the token after the last accepted node; only called if ``needs_distributions``.
 
         Args:
-            verification: As for :meth:`accept`.
+            verification: Drafts with what was sampled or may be; see :meth:`accept`.
             stops: Last accepted node, int64 ``[B]``, 0 .. N.
 
         Returns:

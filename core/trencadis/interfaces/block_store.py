@@ -40,7 +40,7 @@ class BlockStore(ABC):
         """Keep objects; each is there whole or not at all, whatever happens meanwhile.
 
         Args:
-            keys: Of each.
+            keys: Keys of the blocks, one each.
             objects: The pieces of each, one after the other.
 
         Returns:

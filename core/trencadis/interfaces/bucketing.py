@@ -39,7 +39,7 @@ class BucketingStrategy(ABC):
         Pure; called at start-up, by warm-up and by tools. Empty if shapes are used as they come.
 
         Args:
-            limits: What bounds every legal shape.
+            limits: Limits of every legal shape.
         """
 
     @abstractmethod

@@ -48,7 +48,7 @@ class Collective(ABC):
         """Return the tensors of all ranks one after the other along the last dimension, in the order of ranks.
 
         Raises:
-            CollectiveError: As ``all_reduce``.
+            CollectiveError: The ranks do not call the same, or one of them has ended; see ``all_reduce``.
         """
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Collective(ABC):
             source: Rank within the group.
 
         Raises:
-            CollectiveError: As ``all_reduce``.
+            CollectiveError: The ranks do not call the same, or one of them has ended; see ``all_reduce``.
         """
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Collective(ABC):
         """Hand a tensor to another rank, which calls ``receive``; may return before it does.
 
         Raises:
-            CollectiveError: As ``all_reduce``.
+            CollectiveError: The ranks do not call the same, or one of them has ended; see ``all_reduce``.
         """
 
     @abstractmethod
@@ -76,7 +76,7 @@ class Collective(ABC):
         """Overwrite a tensor with the next that a rank sent here.
 
         Raises:
-            CollectiveError: As ``all_reduce``.
+            CollectiveError: The ranks do not call the same, or one of them has ended; see ``all_reduce``.
         """
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Collective(ABC):
         """Return when every rank has called this.
 
         Raises:
-            CollectiveError: As ``all_reduce``.
+            CollectiveError: The ranks do not call the same, or one of them has ended; see ``all_reduce``.
         """
 
     @abstractmethod
@@ -101,8 +101,8 @@ class RankGroups:
     """Where a backend stands among others, and how it reaches them.
 
     Attributes:
-        layout: Of the replica.
-        rank: Of the replica, 0 .. ``layout.num_ranks`` - 1.
+        layout: Layout of the replica.
+        rank: Rank within the replica, 0 .. ``layout.num_ranks`` - 1.
         tensor: The ranks of this one's stage.
         world: All ranks of the replica; its ranks are those of the replica. Between stages, for ``send``, ``receive`` and
             ``broadcast``.

@@ -20,7 +20,7 @@ def covering_buckets(
     Args:
         bucket_for: The strategy's; it prefers what is in its table.
         table: The strategy's table.
-        limits: What bounds every shape; not unified.
+        limits: Limits of every shape; not unified.
     """
     prepared = set(table)
     missed = [shape for shape in _largest_shapes(limits) if bucket_for(shape) not in prepared]

@@ -55,11 +55,11 @@ class VerifiedStep:
 
     Attributes:
         slots: Sequences that decoded, int32 ``[num_sequences]``.
-        epochs: Of each, int64 ``[num_sequences]``.
+        epochs: Epoch of each, int64 ``[num_sequences]``.
         num_drafts: Drafts that were verified, int32 ``[num_sequences]``; 0 for those without.
         num_accepted: Drafts that stand, int32 ``[num_sequences]``.
         num_tokens: Token positions the step computed, padding included, prefills too.
-        num_prefill_tokens: Of its tokens, those of prefills.
+        num_prefill_tokens: Number of the step's tokens that belong to prefills.
         draft_s: Time that the drafts took, and the choice of their number, seconds.
         step_s: Time of the step on the engine's clock without ``draft_s``, seconds: all that went by since the step before, or of a
             step that follows none, or admits sequences, from its planning to its result.

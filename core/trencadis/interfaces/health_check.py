@@ -25,7 +25,7 @@ class Finding:
 
     Attributes:
         severity: Whether it is right, doubtful or wrong.
-        message: What was found, with the value.
+        message: Text of the finding, with the value.
         remedy: How to mend it; empty if nothing is wrong.
     """
 
@@ -54,7 +54,7 @@ class HealthCheck:
     """A section of ``trencadis doctor``.
 
     Attributes:
-        name: Of the section, lower-case; such as ``server``.
+        name: Name of the section, lower-case; such as ``server``.
         run: Called with the ``trencadis.config.Config`` that the valid values make; returns findings in the order in which they
             are printed. An error that it raises is printed as a finding. It changes nothing on the machine.
     """

@@ -27,8 +27,8 @@ class BlendChunk:
     """A chunk of the prompt whose KV is at hand.
 
     Attributes:
-        position: Of its first token in the prompt.
-        tokens: As :meth:`KVBlender.pack` returned them, ``[n, token_bytes]``.
+        position: Position of its first token in the prompt.
+        tokens: Tokens that :meth:`KVBlender.pack` returned, ``[n, token_bytes]``.
     """
 
     position: int
@@ -60,7 +60,7 @@ class KVBlender(ABC):
     """Takes KV out of blocks without its position, and puts it together in others. ``KVPool.blender`` returns one.
 
     Attributes:
-        token_bytes: Of one token without its position.
+        token_bytes: Size of one token without its position, in bytes.
     """
 
     token_bytes: int
@@ -73,7 +73,7 @@ class KVBlender(ABC):
             blocks: Content of blocks that follow each other, ``[n, block_bytes]``.
             skip: Tokens of the first block that do not belong to them.
             num_tokens: How many.
-            position: Of the first of them in its sequence.
+            position: Position of the first of them in its sequence.
         """
 
     @abstractmethod

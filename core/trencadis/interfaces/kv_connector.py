@@ -85,7 +85,7 @@ class Lookup:
         pending: Ask again at the next step; ``num_tokens`` means nothing yet. After ``cache.lookup_timeout_s`` the prompt is computed, and
             ``on_abandoned`` says so.
         timeout_s: Longest that the load may take, seconds; it is given up then, or at ``cache.load_timeout_s`` if that is sooner.
-        approximate: What is loaded is near to what computing would give, not equal: for requests that asked for it. The blocks
+        approximate: Whether the loaded KV is near to what computing would give, not equal: for requests that asked for it. The blocks
             that ``on_allocated`` hands over then begin with the local hit, which is only read. While a sequence reads such
             blocks, nothing of it is shared, offered by ``on_computed`` or pinned by ``on_finished``; its answer says so.
         layerwise: The sequence need not wait for the load: the worker side brings it layer by layer, and ``wait_layer`` knows how far it
@@ -146,7 +146,7 @@ class KVSchedulerSide(ABC):
         """Called once, before anything else, with the layout of a block; the only call that may wait.
 
         Raises:
-            ConfigValueError: What the config names cannot be used, and must be.
+            ConfigValueError: A resource that the config names cannot be used, and must be.
         """
         return
 
@@ -294,8 +294,8 @@ class SupportsRemotePrefill(ABC):
         """Called when such a request has ended.
 
         Args:
-            request_id: Of the request.
-            transfer_params: As ``finished_params`` returned them; None if it was not finished.
+            request_id: Id of the request.
+            transfer_params: Parameters that ``finished_params`` returned; None if it was not finished.
             error: Why it was not: refused, failed or withdrawn; empty if it was.
         """
 
@@ -354,7 +354,7 @@ class SupportsRemoteWorkers(ABC):
             layouts: By rank. Ranks may hold the same heads.
 
         Raises:
-            ConfigValueError: What the config names does not go with these.
+            ConfigValueError: The config does not go with these layouts.
         """
 
     @abstractmethod
@@ -375,7 +375,7 @@ class SupportsRemoteScheduler(ABC):
             rank: Whose worker side this is.
 
         Raises:
-            ConfigValueError: What the config names does not go with these.
+            ConfigValueError: The config does not go with these layouts.
         """
 
 
@@ -414,7 +414,7 @@ class KVWorkerSide(ABC):
         given up: it is not reported as loaded, whatever comes later.
 
         Args:
-            layer: As in ``KVPart.layer``.
+            layer: Number of the layer; see ``KVPart.layer``.
             budget_s: The longest wait for loads, real time; what is left of that for the whole step.
 
         Returns:

@@ -58,7 +58,7 @@ class KVPool(ABC):
         """Copy one layer of blocks to host memory.
 
         Args:
-            layer: As in ``KVPart.layer``.
+            layer: Number of the layer; see ``KVPart.layer``.
             blocks: Ids, ``[n]``.
             out: ``[n, KVLayout.layer_bytes(layer)]``, C order.
 
@@ -71,7 +71,7 @@ class KVPool(ABC):
         """Copy one layer of blocks from host memory; the others stay as they are.
 
         Args:
-            layer: As in ``KVPart.layer``.
+            layer: Number of the layer; see ``KVPart.layer``.
             blocks: Ids, ``[n]``, none twice.
             data: ``[n, KVLayout.layer_bytes(layer)]``, C order.
 

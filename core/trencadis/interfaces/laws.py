@@ -73,8 +73,8 @@ class Rule:
     """How a method of a contract is called.
 
     Attributes:
-        method: Its name.
-        law: What its answer must be; None: any answer is right.
+        method: Name of the method.
+        law: Law of its answer; None: any answer is right.
         check_of: Returns the law for a component: called with an answer, the arguments and the keyword arguments. None: there is no law.
         is_told: There is no answer: a component that takes over is not told again.
         opens: The first call of a step, before which a component that rested is tried again.
@@ -140,10 +140,10 @@ def legal(method: Callable[..., Any], answer: Any, *args: Any, by: object = None
 
     Args:
         method: A method of a contract, such as ``SchedulingPolicy.chunk``.
-        answer: What a component returned.
+        answer: Answer of a component.
         args: The arguments of the call, without the component.
         by: The component, where the law asks what it says of itself.
-        named: Its keyword arguments.
+        named: Keyword arguments of the call.
 
     Raises:
         ContractError: It is against the law.

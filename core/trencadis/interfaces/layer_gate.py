@@ -46,7 +46,7 @@ class LayerGate:
         """Wait until a layer may be written and read; a load that is late is given up, and its sequence is discarded.
 
         Args:
-            layer: As in ``KVPart.layer``.
+            layer: Number of the layer; see ``KVPart.layer``.
         """
         left_s = max(0.0, self._until_s - time.monotonic())
         try:

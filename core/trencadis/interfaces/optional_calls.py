@@ -82,7 +82,7 @@ class SupportsEmbedding(Protocol):
         An executor embeds on one rank, after every batch submitted so far, and returns when done.
 
         Args:
-            token_ids: Of each text, int32 ``[num_tokens]``, at least one and at most ``ModelFacts.max_model_len``.
+            token_ids: Tokens of each text, int32 ``[num_tokens]``, at least one and at most ``ModelFacts.max_model_len``.
 
         Raises:
             BackendError: The model cannot embed (``ModelFacts.embedding_size`` is 0).
@@ -164,7 +164,7 @@ class HeadBatch:
 
     Attributes:
         rows: Device row of each, int32 ``[num_sequences]``.
-        positions: Of each sequence's newest token that was computed, int32 ``[num_sequences]``; the row knows one token more.
+        positions: Position of each sequence's newest token that was computed, int32 ``[num_sequences]``; the row knows one token more.
         num_drafts: How many tokens to draft, at least 1, int32 ``[num_sequences]``.
         min_probability: A sequence's drafts end before the first that the head finds less probable, 0 to 1.
     """

@@ -38,7 +38,7 @@ class RoutingRequest:
     """A request, or a text to embed, that needs a replica. Read-only.
 
     Attributes:
-        token_ids: Of the prompt, and of output that another replica began; at least 1.
+        token_ids: Tokens of the prompt, and of output that another replica began; at least 1.
         block_hashes: Hashes of its full blocks without the last token, head first, as the engines' prefix caches hash them, cut to 8 bytes;
             the cache salt is part of them. Empty unless ``Router.needs_prefixes``, without prefix caching, and for a text
             to embed.
@@ -58,7 +58,7 @@ class ReplicaViews:
 
     Attributes:
         num_live: Requests and texts that were sent to each and have not ended, int32 ``[num_replicas]``; exact.
-        num_waiting: Of these, as it said last, some milliseconds ago, those that wait, int32 ``[num_replicas]``.
+        num_waiting: Number of these that wait, as the replica said last, some milliseconds ago, int32 ``[num_replicas]``.
         num_running: The same, those that run, int32 ``[num_replicas]``.
         kv_usage: The same, share of its KV blocks that sequences hold, 0 .. 1, float64 ``[num_replicas]``.
         hit_blocks: Leading blocks of this request that each has in its prefix cache, or that a live request of its computes, int32
@@ -142,9 +142,9 @@ class LiveRequests:
 
     Attributes:
         replica: That has each, int32 ``[num_requests]``.
-        num_prompt_tokens: Of each, int32 ``[num_requests]``.
-        num_output_tokens: Of these the client has received so many, int32 ``[num_requests]``; with 0 a request waits or its prompt is
-            being computed; with more it may have been preempted, which is not known here.
+        num_prompt_tokens: Number of prompt tokens of each, int32 ``[num_requests]``.
+        num_output_tokens: Number of tokens that the client has received of each, int32 ``[num_requests]``; with 0 a request waits or its
+            prompt is being computed; with more it may have been preempted, which is not known here.
         num_moves: Times that :meth:`SupportsMoves.moves` moved it, int32 ``[num_requests]``.
         priority: That it asked for; smaller is served first by policies that look at it. Int64 ``[num_requests]``.
         tenants: Who asked: the part before the first slash, as in ``[scheduling.tenants]``.
@@ -167,7 +167,7 @@ class Move(NamedTuple):
     """A request that is to leave its replica.
 
     Attributes:
-        request: Its index in :class:`LiveRequests`; it is movable.
+        request: Index of the request in :class:`LiveRequests`; it is movable.
         replica: That takes it: a healthy one, and not the one that has it.
     """
 
@@ -200,7 +200,7 @@ class SupportsMoves(ABC):
 
         Args:
             live: At least one request.
-            replicas: As for :meth:`Router.select`; ``hit_blocks`` is 0.
+            replicas: Replicas; see :meth:`Router.select`; ``hit_blocks`` is 0.
         """
 
     @tell  # noqa: B027 - optional

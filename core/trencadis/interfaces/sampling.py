@@ -83,8 +83,8 @@ class SampledLogprobs:
     Attributes:
         index: Which logits row.
         token_id: The sampled token.
-        logprob: Its log-probability, natural logarithm: under the model's own logits, or those it was drawn from, as the sampler is
-            configured.
+        logprob: Log-probability of the token, natural logarithm: under the model's own logits, or those it was drawn from, as the sampler
+            is configured.
         rank: 1 + number of tokens strictly more likely.
         top_token_ids: The most likely, best first.
         top_logprobs: Theirs.
@@ -203,8 +203,8 @@ class LogitsProcessor(ABC):
         Called before ``allocate``, or without it. The default: with any.
 
         Args:
-            start: Of the sequence, at the end of its prompt; its row means nothing.
-            token_id: Of the vocabulary; tokens that the parameters themselves exclude are not passed.
+            start: Start of the sequence, at the end of its prompt; its row means nothing.
+            token_id: Token of the vocabulary; tokens that the parameters themselves exclude are not passed.
         """
         return True
 
@@ -263,7 +263,7 @@ class SupportsPreparation(ABC):
         have a bound in time and memory, for a client says what it is.
 
         Args:
-            params: Of the request; ``check`` has passed them.
+            params: Parameters of the request; ``check`` has passed them.
             tenant: Whose it is, so that the work of one need not hold up the work of others.
 
         Returns:
@@ -376,7 +376,7 @@ class Sampler(ABC):
         A sequence without such support gets no drafts; one that supports no branching drafts gets linear ones.
 
         Args:
-            params: Of the sequence.
+            params: Parameters of the sequence.
             branching: Two of the rows may be alternatives to each other: ``SamplingContext.branches`` is then given.
         """
         return not branching
@@ -393,8 +393,8 @@ class Sampler(ABC):
         """Return whether a sequence that :meth:`is_portable` could start with a token. Pure; called as :meth:`is_portable`.
 
         Args:
-            start: Of the sequence, at the end of its prompt; its row means nothing.
-            token_id: Of the vocabulary; tokens that the parameters themselves exclude are not passed.
+            start: Start of the sequence, at the end of its prompt; its row means nothing.
+            token_id: Token of the vocabulary; tokens that the parameters themselves exclude are not passed.
         """
         return True
 

@@ -30,8 +30,8 @@ class TokenSplit(NamedTuple):
     """The most tokens decodes and prefills may use in a step; decodes are served first, both within the step's budget.
 
     Attributes:
-        decode: Of decodes, 0 or more.
-        prefill: Of prefills, 0 or more.
+        decode: Token budget of decodes, 0 or more.
+        prefill: Token budget of prefills, 0 or more.
     """
 
     decode: int
@@ -81,7 +81,7 @@ class SchedulerView:
         num_total_blocks: All blocks.
         block_size: Tokens per block.
         num_swapped: Waiting sequences that were preempted by swap: what they had computed is in host memory.
-        num_swapped_tokens: Of these the tokens that need not be computed again, by slot, int64; 0 for all others.
+        num_swapped_tokens: Number of these tokens that need not be computed again, by slot, int64; 0 for all others.
         num_free_host_blocks: Blocks that a victim may have in host memory; one that holds more, or any where this is 0, is recomputed.
     """
 

@@ -132,8 +132,8 @@ class Speculator(ABC):
         """Called when a sequence left the engine.
 
         Args:
-            slot: Its slot.
-            token_ids: Its output tokens, without the prompt, int32 ``[num_output_tokens]``.
+            slot: Slot of the sequence.
+            token_ids: Output tokens of the sequence, without the prompt, int32 ``[num_output_tokens]``.
         """
 
     def close(self) -> None:  # noqa: B027 - optional

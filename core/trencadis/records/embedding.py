@@ -34,10 +34,10 @@ class Embedding:
     """The vector of one text.
 
     Attributes:
-        request_id: Of the request.
+        request_id: Id of the request.
         vector: float32 ``[embedding_size]``; empty if it failed.
         num_tokens: Tokens of the text.
-        error: What went wrong, or empty.
+        error: Reason of a failure, or empty.
     """
 
     request_id: str

@@ -27,7 +27,7 @@ class Span:
         other: Request for which, or after which; empty: none.
         num_tokens: Tokens of it that were computed in these steps.
         tokens: Computed tokens before the first and after the last, of a prefill or decode.
-        rank: Its place in the order of admission, 1 is first; None: nothing was ordered, or it came after place 4096.
+        rank: Place in the order of admission, 1 is first; None: nothing was ordered, or it came after place 4096.
         num_waiting: Sequences that waited, before planning.
         num_running: Sequences that ran, after planning.
         budget_left: Tokens left for admission, where a sequence could have been admitted.
@@ -65,7 +65,7 @@ class Explanation:
         state: ``compiling``, ``waiting``, ``loading``, ``running`` or ``finished``.
         finish_reason: Empty unless it is finished.
         error: Why it failed, if it did.
-        num_prompt_tokens: Of the request.
+        num_prompt_tokens: Number of prompt tokens of the request.
         num_output_tokens: So far.
         is_complete: The record reaches back to its arrival.
         spans: Oldest first.

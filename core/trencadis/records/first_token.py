@@ -15,7 +15,7 @@ class FirstToken:
 
     Attributes:
         token_id: The token.
-        logprobs: Its log-probabilities, if the request asked for some; ``index`` means nothing.
+        logprobs: Log-probabilities of the token, if the request asked for some; ``index`` means nothing.
     """
 
     token_id: int

@@ -76,17 +76,17 @@ class RecordedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         number: 0, 1, ...; by which events name it.
-        request_id: As the client or the door named it.
-        slot: Its slot in the engine.
+        request_id: Name that the client or the door gave it.
+        slot: Slot of the sequence in the engine.
         arrival_s: Engine clock.
-        num_prompt_tokens: Of the prompt.
+        num_prompt_tokens: Number of prompt tokens.
         num_known_tokens: When it was added: more than the prompt if another engine began it.
         num_tokens: Known at the end of the record, or when it ended.
         like: Another request, which begins like it.
         num_like: So many first tokens are those of ``like``; the next one differs. 0: none are.
         max_tokens: Asked for; None: what fits.
         min_tokens: The same.
-        wants_prompt_logprobs: Its prompt is computed, whatever is cached.
+        wants_prompt_logprobs: Whether log-probabilities of the prompt are wanted: it is computed, whatever is cached.
         tenant: See ``RequestTerms``.
         cache_salt: A name for it, equal where the salt was; None: the tenant.
         priority: The same, without the tenant's.
@@ -144,7 +144,7 @@ class RecordedEnd(msgspec.Struct, array_like=True, tag="end", frozen=True):
 
     Attributes:
         now_s: Engine clock.
-        number: Of the request.
+        number: Number of the request.
         is_complete: A stop string was found.
     """
 
@@ -159,7 +159,7 @@ class RecordedAttempt(msgspec.Struct, array_like=True, tag="plan", frozen=True):
     Attributes:
         now_s: Engine clock.
         is_plan: Whether there was one.
-        step: Its number.
+        step: Number of the step.
         slots: Who is in it, as the bytes of int32.
         starts: Computed tokens of each before.
         counts: Tokens of each, drafts included.
@@ -255,7 +255,7 @@ class RecordedFailure(msgspec.Struct, array_like=True, tag="failure", frozen=Tru
 
     Attributes:
         now_s: Engine clock.
-        step: Its number.
+        step: Number of the step.
         error: Type of the error.
         was_submitted: It ran.
     """
@@ -276,13 +276,13 @@ class FlightRecord(msgspec.Struct, kw_only=True):
         reason: Why it was written: ``request``, ``fault``, ``stall``.
         cause: In words.
         written_at: Seconds since 1970.
-        version: Of Trencadís.
-        plan_hash: Of the plugins, versions and options.
+        version: Version of Trencadís.
+        plan_hash: Hash of the plugins, versions and options.
         components: Code of the components in force at the start, by dotted path of the setting that names each.
         config: Tables of the core, without secrets and texts, as they were at the start.
         scheduling: Scheduling in force before the first event, as a change of ``config``; None: nothing had changed.
         model: Facts of the model.
-        capabilities: Of the backend.
+        capabilities: Capabilities of the backend.
         num_blocks: KV blocks of the engine.
         block_size: Tokens per block.
         max_model_len: Tokens.
@@ -331,7 +331,7 @@ def decode_flight_record(data: bytes, *, name: str = "the file") -> FlightRecord
 
     Args:
         data: The file.
-        name: Of the file, for messages.
+        name: Name of the file, for messages.
 
     Raises:
         ConfigError: It is none, is damaged, or of a version that is not read here.

@@ -14,12 +14,12 @@ class KVPart:
     """One array of a KV block: keys or values of one layer.
 
     Attributes:
-        layer: Of the model, counted from 0.
-        kind: What it holds, such as ``key`` or ``value``.
+        layer: Layer of the model, counted from 0.
+        kind: Kind of content, such as ``key`` or ``value``.
         num_heads: KV heads held here.
         head_dim: Elements of one head.
-        dtype: Of one element, such as ``float32``.
-        item_bytes: Of one element.
+        dtype: Data type of one element, such as ``float32``.
+        item_bytes: Size of one element, in bytes.
     """
 
     layer: int
@@ -42,7 +42,7 @@ class KVLayout:
     Attributes:
         parts: In the order of their bytes: keys of all layers, then values of all layers.
         block_size: Tokens per block.
-        first_head: Of the KV heads held here, counted over all ranks; a tensor-parallel rank holds a range.
+        first_head: First KV head held here, counted over all ranks; a tensor-parallel rank holds a range.
         last_head: One past the last.
         rotated: True if keys are held with their rotary embedding applied.
         numerics: Whose low bits these are, such as ``torch-cpu``: kernels of another device differ in them.

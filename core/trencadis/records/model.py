@@ -42,7 +42,7 @@ class ModelFacts:
 
     Attributes:
         architecture: Class name, such as ``LlamaForCausalLM``.
-        dtype: Of weights and activations.
+        dtype: Data type of weights and activations.
         vocab_size: Rows of the output projection: legal token ids are 0 .. vocab_size - 1.
         max_model_len: Longest sequence the model was made for, tokens.
         eos_token_ids: Tokens that end a text.
@@ -79,10 +79,10 @@ class MemoryReport:
     """Memory of one device after the model was loaded and the largest step was tried.
 
     Attributes:
-        total_bytes: What the device, or this process, may use in all.
-        free_bytes: What is free now.
+        total_bytes: Memory that the device, or this process, may use in all.
+        free_bytes: Memory that is free now.
         activation_bytes: The peak of temporaries in the largest step.
-        cache_bytes: What the KV cache gets, where the backend shares the memory out itself; None leaves it to
+        cache_bytes: Memory of the KV cache, where the backend shares the memory out itself; None leaves it to
             ``cache.memory_fraction``.
         shared_cache_bytes: Most bytes of a cache that is larger than its sequences need, where other processes use the same memory and
             the cache takes it only as blocks are written; None: no such bound.
@@ -103,7 +103,7 @@ class WarmUpReport:
         prepared: Those that are ready; any other is compiled when it is first needed.
         num_graphs: Captured graphs, where there are such.
         graph_bytes: Memory that the preparation took.
-        num_compilations: What was compiled.
+        num_compilations: Number of programs that were compiled.
         num_deferred: Buckets that are put off; ``SupportsDeferredWarmUp.warm_up_rest`` prepares them.
         num_cached: Graphs that did not have to be compiled, for an earlier start left them on disk.
     """

@@ -41,7 +41,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_l
         index: Index of the sequence in the plan (inside the engine), or of the completion.
         position: Position of the token in the sequence, prompt included.
         token_id: The token that is there.
-        logprob: Its log-probability.
+        logprob: Log-probability of the token.
         rank: 1 + number of tokens strictly more likely.
         top_token_ids: The most likely tokens, best first; as many as asked for.
         top_logprobs: Their log-probabilities.
@@ -79,7 +79,7 @@ class ConnectorReport:
         loaded: Transfer ids whose blocks, or this rank's share of them, are verified and complete.
         failed: Loads that did not arrive whole.
         released: Transfer ids of which no transfer touches a block any more.
-        messages: Of the worker side for its scheduler side, in order; see ``SupportsRemoteWorkers``.
+        messages: Messages of the worker side for its scheduler side, in order; see ``SupportsRemoteWorkers``.
     """
 
     loaded: tuple[int, ...] = ()
@@ -94,8 +94,8 @@ class RowError:
 
     Attributes:
         index: Which: of the plan in ``StepOutput``, of the logits rows in ``Sampled``.
-        message: What went wrong, for the client and the log: names the component or the parameters of the request.
-        is_invalid: What the request asks for is the cause, and nothing is wrong with the engine: it ends as ``FinishReason.INVALID``.
+        message: Reason, for the client and the log: names the component or the parameters of the request.
+        is_invalid: Whether the request itself is the cause, and nothing is wrong with the engine: it ends as ``FinishReason.INVALID``.
     """
 
     index: int
@@ -116,7 +116,7 @@ class StepOutput:
         num_padded_tokens: Token positions computed, padding included.
         device_s: Seconds from the start to the end of the step on the device.
         num_compilations: Programs that had to be compiled for the step; 0 after a complete warm-up.
-        connector_reports: What the KV connector's worker sides finished, by rank; of those only that have one.
+        connector_reports: Finished work of the KV connector's worker sides, by rank; of those only that have one.
         missed_layers: A layer was computed before a layer-wise KV load had brought it: sequences with such loads are discarded.
         row_errors: Sequences that got no token because of an error of their own: each ends with it, and the others go on.
         step: Number of the batch that it is the output of; -1: not said, and so not checked.
@@ -140,9 +140,9 @@ class FinishedSequence:
     """A sequence that left the engine.
 
     Attributes:
-        request_id: Of the request.
+        request_id: Id of the request.
         slot: The slot it had.
-        token_ids: Its output tokens, int32.
+        token_ids: Output tokens, int32.
         finish_reason: Why it ended.
         num_prompt_tokens: Tokens of the prompt.
         num_cached_tokens: Prompt tokens taken from the prefix cache when it first ran.
@@ -151,7 +151,7 @@ class FinishedSequence:
         first_scheduled_s: When it was first scheduled, or given a first token that another engine chose; or None.
         first_token_s: When its first token was committed, or None.
         finish_s: When it ended.
-        error: What went wrong, for ``FinishReason.ERROR`` and ``INVALID``.
+        error: Reason, for ``FinishReason.ERROR`` and ``INVALID``.
         stop_token_id: The token that ended it, for ``FinishReason.STOP`` by token, or None.
         transfer_params: Where another engine finds its KV, as the KV connector says; None for nowhere.
         num_approximate_tokens: Prompt tokens whose KV was approximate when it first ran; 0 unless the request asked for it.
@@ -209,7 +209,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         finish_reason: None while it runs.
         stop_reason: The stop string or stop token that ended it, or None.
         logprobs: One entry per output token if asked for, else None.
-        score: What it was chosen by, the larger the better: with ``best_of`` the mean log-probability of its tokens, with beam search
+        score: Score that it was chosen by, the larger the better: with ``best_of`` the mean log-probability of its tokens, with beam search
             their sum by length to the power of ``length_penalty``; else None.
     """
 
@@ -226,17 +226,17 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a client is given for one prompt.
 
     Attributes:
-        request_id: Of the request.
+        request_id: Id of the request.
         prompt: The prompt's text, or None if it was given as token ids.
         prompt_token_ids: The prompt.
         outputs: n completions, by index; best first if they were chosen among more.
         finished: True once every completion has a finish reason.
         prompt_logprobs: One entry per prompt token but the first, if asked for, else None.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
-        error: What went wrong, if a completion ended with an error or was ignored.
+        error: Reason, if a completion ended with an error or was ignored.
         num_discarded_tokens: Tokens of completions that ``best_of`` dropped; they were generated all the same.
         transfer_params: Where another engine finds the prompt's KV, once it has ended; None for nowhere.
-        num_approximate_tokens: Of ``num_cached_tokens``, those whose KV is approximate, once it has ended: more than 0 only if the
+        num_approximate_tokens: Number of cached tokens whose KV is approximate, once it has ended: more than 0 only if the
             request asked for it. The text may then differ from what the model alone would give.
     """
 

@@ -58,8 +58,8 @@ def divide_layers(sizes: Sequence[int], *, num_stages: int, first: int = 0, last
     Args:
         sizes: Bytes of each layer.
         num_stages: How many.
-        first: Of what the first stage has besides.
-        last: Of what the last stage has besides.
+        first: Further bytes of the first stage.
+        last: Further bytes of the last stage.
 
     Raises:
         ValueError: There are fewer layers than stages.
@@ -108,12 +108,12 @@ class LayoutFeature:
     """A feature, and the layouts under which it is refused; under all others it works.
 
     Attributes:
-        name: As the documentation calls it.
+        name: Name in the documentation.
         setting: Dotted path of the setting that asks for it, such as ``engine.preemption``; empty: requests do.
         unless: Values of the setting that do not ask for it.
         refused: Why, by layout: ``processes`` (ranks in processes of their own, one rank too), ``tensor``, ``pipeline``, ``expert``,
             ``attention``, ``data``. The end of a sentence that begins with setting and value.
-        remedy: What to set instead.
+        remedy: Setting to use instead.
         unless_provides: By layout, the capability of the component that the setting names, and of all that this one names, with which it is
             not refused.
     """

@@ -28,8 +28,8 @@ def check_plain(value: Any, name: str) -> None:
     """Refuse a value that cannot be encoded: a whole number beyond 64 bits, half a surrogate pair, another type, deep nesting.
 
     Args:
-        value: Of any type.
-        name: Of the parameter that holds it; the error names the place within.
+        value: Value of any type.
+        name: Name of the parameter that holds it; the error names the place within.
 
     Raises:
         InvalidRequestError: It cannot be encoded.
@@ -44,7 +44,7 @@ def plain_fault(value: Any, *, is_json: bool = False) -> tuple[str, str] | None:
     """Return the place of the first fault of a value and what is wrong there, or None. Pure; O(size), without a call for each element.
 
     Args:
-        value: Of any type.
+        value: Value of any type.
         is_json: Infinity and NaN, which JSON does not have, are faults, too.
 
     Returns:

@@ -134,7 +134,7 @@ class RequestTerms:
         weight: Share against other tenants, above 0, finite; None: the tenant's, as ``[scheduling.tenants]`` says.
         ttft_target_s: Seconds within which the first token is wanted, above 0; infinity for no target.
         tpot_target_s: Seconds from token to token that are wanted at most, above 0; infinity for no target.
-        transfer_params: What the KV connector is to know of this request, such as where another engine has its prefix: a table of
+        transfer_params: Facts about this request for the KV connector, such as where another engine has its prefix: a table of
             JSON values, shorter than 64 KiB; None for nothing. Without a connector that reads them they have no effect.
 
     Raises:
@@ -197,7 +197,7 @@ class Request(RequestTerms):
         prompt_token_ids: At least one token id.
         params: How tokens are chosen and when the sequence ends.
         cache_salt: See :class:`RequestTerms`; the tenant if none is given.
-        output_token_ids: Of a request that an engine accepted and did not end: its output so far, after which the sequence goes on,
+        output_token_ids: Output so far of a request that an engine accepted and did not end, after which the sequence goes on,
             and which counts as output; maybe empty. None: it is new.
         end_token_ids: Tokens that end a text beside the model's own ends, such as the tokenizer's end of sequence.
     """

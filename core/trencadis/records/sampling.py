@@ -239,7 +239,7 @@ class SamplingParams:
         bad_words_ids: These runs of tokens are never completed.
         logits_processors: Further processors that the operator enabled, by name, with their arguments: values as JSON has them,
             whole numbers of 64 bits, at most 32 levels.
-        structured: What the text must be: JSON, a match of a regex, one of some texts, or a text of a grammar; None: anything.
+        structured: Constraint on the text: JSON, a match of a regex, one of some texts, or a text of a grammar; None: anything.
         min_tokens: End-of-sequence and stop tokens are masked until this many tokens were generated.
         max_tokens: The most tokens to generate; None means up to the model's length limit.
         stop: Strings that end the text; the text before them is returned.

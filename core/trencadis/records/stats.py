@@ -53,7 +53,7 @@ class StepStats:
         num_quarantined: Scheduling policies that a fallback replaced, total since the start.
         num_drafted_sequences: Sequences with drafts.
         num_drafted_by_position: Drafts verified at each position: how many drafts lie before one, on its way in a tree; from 0.
-        num_accepted_by_position: Of these, those emitted; as long as the other.
+        num_accepted_by_position: Number of these that were emitted; as long as the other.
         draft_s: Time to choose the number of drafts and to make them; part of ``plan_s``.
         num_drafters_quarantined: Speculators and draft lengths that failed, total since the start.
         num_shadow_steps: 1 if a shadow policy was asked what it would do.
@@ -117,7 +117,7 @@ class EngineGauges:
     Attributes:
         num_running: Sequences that hold blocks and a row.
         num_waiting: Sequences that wait, preempted ones included.
-        num_compiling: Of these, sequences whose sampler has work to do before they can run.
+        num_compiling: Number of these whose sampler has work to do before they can run.
         num_swapped: Waiting sequences whose blocks are in host memory.
         num_free_blocks: Blocks with nothing in them.
         num_cached_blocks: Unreferenced blocks kept for reuse.

@@ -27,7 +27,7 @@ class StepShape:
         prefill_products: Sum over prefills of computed tokens times the mean number of KV entries that each reads: for q tokens after s
             computed ones ``q·s + q·(q + 1)/2``.
         num_new: Sequences that were admitted in this step.
-        buckets: Of its passes on a device with static shapes; empty on others.
+        buckets: Buckets of its passes on a device with static shapes; empty on others.
     """
 
     num_decodes: int = 0
@@ -62,7 +62,7 @@ def step_shape(passes: Sequence[Pass], *, num_new: int = 0, has_buckets: bool = 
     A sequence with one token, or with all its tokens verified as drafts, is a decode; so is the last prompt token alone.
 
     Args:
-        passes: Of its batch.
+        passes: Passes of its batch.
         num_new: Sequences that were admitted in it.
         has_buckets: The device has static shapes: the buckets count.
     """

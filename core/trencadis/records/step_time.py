@@ -24,9 +24,9 @@ class StepTime:
     percentiles of TTFT, TPOT and E2E come out within 2 %.
 
     Attributes:
-        base_s: Of every step, seconds.
-        token_s: Of every token in it, seconds.
-        context_token_s: Of every KV entry that attention reads, seconds.
+        base_s: Time of every step, seconds.
+        token_s: Time of every token in it, seconds.
+        context_token_s: Time of every KV entry that attention reads, seconds.
     """
 
     base_s: float = attrs.field(default=0.0169, validator=ge(0))

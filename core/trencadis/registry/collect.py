@@ -46,8 +46,8 @@ class RegisteredComponent:
 
     Attributes:
         noun: Such as ``bucketing``.
-        name: What the config calls it: the component's name, or its import path.
-        component: What the plugin yielded.
+        name: Name in the config: the component's name, or its import path.
+        component: Component that the plugin yielded.
         provenance: Which plugin did.
     """
 
@@ -78,7 +78,7 @@ def nouns_of(loader: PluginLoader, plugin: str) -> list[Noun]:
     """Return the nouns that one plugin offers.
 
     Raises:
-        PluginLoadError: Its hook raised.
+        PluginLoadError: The plugin's hook raised.
         ContractError: It yielded something else, or one of the name of a table of the core.
     """
     found = _offered(loader, plugin, NOUNS_HOOK, Noun)
@@ -155,7 +155,7 @@ def tables_of(loader: PluginLoader, plugin: str) -> dict[str, ConfigTable]:
     """Return the tables of its own that a plugin offers, checked, by name.
 
     Raises:
-        PluginLoadError: Its hook raised, or the defaults of a config class cannot be used.
+        PluginLoadError: The plugin's hook raised, or the defaults of a config class cannot be used.
         ContractError: It yielded what is no usable table, or one of the core's name.
     """
     provenance = loader.plugins[plugin]
@@ -174,7 +174,7 @@ def checks_of(loader: PluginLoader, plugin: str) -> list[HealthCheck]:
     """Return a plugin's health checks.
 
     Raises:
-        PluginLoadError: Its hook raised.
+        PluginLoadError: The plugin's hook raised.
         ContractError: It yielded something else.
     """
     return _offered(loader, plugin, "trencadis_health_checks", HealthCheck)
@@ -184,7 +184,7 @@ def placements_of(loader: PluginLoader, plugin: str) -> list[Placement]:
     """Return a plugin's placements.
 
     Raises:
-        PluginLoadError: Its hook raised.
+        PluginLoadError: The plugin's hook raised.
         ContractError: It yielded something else, or one of the core's name.
     """
     found = _offered(loader, plugin, "trencadis_placements", Placement)

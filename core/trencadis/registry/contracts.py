@@ -57,7 +57,7 @@ def why_refused(noun: Noun, version: Any) -> str:
 
     Args:
         noun: The component's noun.
-        version: What the component states.
+        version: Version that the component states.
     """
     current, module = noun.interface_version, noun.contract.__module__
     if type(version) is int and version == current:

@@ -28,10 +28,10 @@ class ComponentRow:
 
     Attributes:
         noun: Such as ``bucketing``.
-        name: As the config names it.
+        name: Name in the config.
         summary: One line.
         distribution: Installed distribution; empty for one given in code.
-        version: Of the distribution.
+        version: Version of the distribution.
         plugin: Name under which the plugin can be blocked.
         role: ``active``, ``inner`` (another one is around it), ``fallback``, ``shadow``, ``by layout`` (the backend decides between two), or empty.
         default: Used if the config says nothing.
@@ -58,10 +58,10 @@ class ProcessorRow:
     """One installed logits processor of another package.
 
     Attributes:
-        name: As a sampler's chain names it.
-        value: What it leads to, ``package.module:Class``.
+        name: Name in a sampler's chain.
+        value: Value of the entry point, ``package.module:Class``.
         distribution: That offers it.
-        version: Of the distribution.
+        version: Version of the distribution.
         role: ``active`` if an option of the sampler names it, or empty.
     """
 

@@ -187,7 +187,7 @@ class PluginLoader:
         """Refuse misspelt hooks of one plugin.
 
         Args:
-            plugin: Its name.
+            plugin: Name of the plugin.
             more: Hooks that exist beside those of the core.
 
         Raises:

@@ -61,7 +61,7 @@ class ResolvedPlan:
     Attributes:
         choices: By noun; a noun without a component, such as ``speculation`` with the name ``none``, is absent. ``bucketing``
             is absent while it waits for the backend's layout.
-        fallbacks: What to go on with if the chosen one raises in a step, by noun; absent: the step fails.
+        fallbacks: Replacements of chosen components that raise in a step, by noun; absent: the step fails.
         observers: Active observers, in the order of the config.
         shadow: Scheduling policy that is asked beside the chosen one and decides nothing, or None.
         by_layout: Candidates for a bucketing left to ``auto``, by batch layout, as far as plugins offer them; empty if the config named one.
@@ -81,7 +81,7 @@ class ResolvedPlan:
         """Return the plan with its bucketing chosen; itself if the config named one. Pure.
 
         Args:
-            layout: Of the backend's capabilities: ``ragged``, ``padded`` or ``unified``.
+            layout: Layout of the backend's capabilities: ``ragged``, ``padded`` or ``unified``.
 
         Raises:
             ContractError: The backend states another layout.
@@ -197,7 +197,7 @@ def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, st
     Args:
         config: The configuration, loaded with the registry's config classes.
         registry: The registry.
-        sources: Of ``ResolvedConfig``, for messages; None: those the registry was told.
+        sources: Sources of ``ResolvedConfig``, for messages; None: those the registry was told.
 
     Raises:
         UnknownComponentError: A name that no plugin offers.

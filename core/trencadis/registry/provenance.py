@@ -38,7 +38,7 @@ class Provenance:
         plugin: Name under which it is registered and can be blocked.
         module: Module that holds it.
         distribution: Installed distribution; empty for a plugin given in code.
-        version: Of the distribution; empty if there is none.
+        version: Version of the distribution; empty if there is none.
     """
 
     plugin: str

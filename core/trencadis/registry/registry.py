@@ -163,9 +163,9 @@ class Registry:
         """Load one more plugin, given in code; it gets an earlier ``trencadis_configure`` at once.
 
         Raises:
-            PluginLoadError: As in :meth:`discover`.
-            ComponentConflictError: As in :meth:`discover`.
-            ContractError: As in :meth:`discover`.
+            PluginLoadError: The plugin cannot be loaded; see :meth:`discover`.
+            ComponentConflictError: Two plugins have a component of one name; see :meth:`discover`.
+            ContractError: A component breaks its contract; see :meth:`discover`.
         """
         name = self._loader.load_object(plugin)
         if name:
@@ -297,7 +297,7 @@ class Registry:
         """Return the sections of ``trencadis doctor`` that a loaded plugin offers.
 
         Raises:
-            PluginLoadError: Its hook raised.
+            PluginLoadError: The plugin's hook raised.
             ContractError: It yielded something else.
         """
         return checks_of(self._loader, plugin)
@@ -342,7 +342,7 @@ class Registry:
 
         Args:
             noun: Such as ``bucketing``.
-            name: As the config has it.
+            name: Name in the config.
             source: Who set it, such as ``serve.toml``; for messages.
             key: Key of the noun's table that holds it; for messages.
             may_import: The operator gave the name; else no import path is followed.
@@ -352,7 +352,7 @@ class Registry:
             UnknownComponentError: No usable plugin offers it; the message names the broken ones.
             ComponentConflictError: Several installed plugins offer it.
             PluginLoadError: The import path cannot be imported.
-            ContractError: What it leads to is not of the noun's contract.
+            ContractError: The object at the path does not keep the noun's contract.
         """
         if is_import_path(name):
             if not may_import:
@@ -411,7 +411,7 @@ class Registry:
         Args:
             registered: Which component.
             config: An instance of its config class; a mapping of options for one given by import path.
-            context: What the factory may know.
+            context: Context that the factory may know.
 
         Raises:
             PluginLoadError: The factory raised. What is a ``TrencadisError`` already passes; if it is about a value, it says
@@ -460,7 +460,7 @@ class Registry:
 
         Args:
             model: The loaded model.
-            plan_hash: Of the resolved plan.
+            plan_hash: Hash of the resolved plan.
 
         Raises:
             PluginLoadError: A plugin raised.

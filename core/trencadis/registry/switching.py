@@ -106,8 +106,8 @@ class SchedulingInForce:
     Attributes:
         written: The configuration as the operator wrote it; what a change leaves out is as it says.
         name: The policy, as the configuration would name it.
-        options: Of its table, what differs from the written ones.
-        plan: Of all components; its hash tells it all.
+        options: Options of its table that differ from the written ones.
+        plan: Plan of all components; its hash tells it all.
         shadow_plan: The one by which the shadow is built: its options are those that were written.
     """
 
@@ -145,9 +145,9 @@ def resolve_change(present: SchedulingInForce, registry: Registry, change: Sched
     """Return what will be in force with a change. Builds nothing; imports only policies given by import path.
 
     Args:
-        present: What is in force.
+        present: Scheduling in force.
         registry: The plugins.
-        change: What to change.
+        change: Change to make.
 
     Raises:
         ImportPathRefusedError: An import path that does not come from the operator.

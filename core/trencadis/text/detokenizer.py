@@ -35,7 +35,7 @@ class Detokenizer:
     Args:
         tokenizer: Decodes.
         skip_special_tokens: Leave special tokens out.
-        prompt_token_ids: What comes before; its end decides, for example, whether the first word has a space before it.
+        prompt_token_ids: Tokens before the text; their end decides, for example, whether the first word has a space before it.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class TokenizerFacts:
 
     Attributes:
         special_tokens: By the name that chat templates know them by.
-        all_special_ids: Of those and of further special ones; None in it: a token that the vocabulary lacks.
+        all_special_ids: Ids of those and of further special tokens; None in it: a token that the vocabulary lacks.
         eos_token_id: None: it has none.
         bos_token_id: None: it has none.
         chat_template: One, or several by name, or None.
@@ -95,7 +95,7 @@ class PlainTokenizer:
 
     Args:
         rust: A tokenizer of the package ``tokenizers``; neither cuts nor fills texts from now on.
-        facts: What transformers knows beside it.
+        facts: Facts that transformers knows beside it.
 
     Attributes:
         backend_tokenizer: The first.

@@ -110,7 +110,7 @@ class RememberedTokenizer:
         """Return what there is to keep; None: it was not proven to be the same.
 
         Args:
-            hf: As transformers loaded it from the place.
+            hf: Tokenizer that transformers loaded from the place.
         """
         facts = facts_of(hf)
         if facts is None:

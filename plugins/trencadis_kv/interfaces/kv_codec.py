@@ -58,7 +58,7 @@ class KVCodec(ABC):
         """Fill ``out`` with the payload that was encoded, and touch nothing else. The content of ``out`` after an error is undefined.
 
         Args:
-            data: What was stored, or anything else: it came from outside, and may be cut, changed or made up.
+            data: Stored bytes, or anything else: they came from outside, and may be cut, changed or made up.
             header: See :meth:`encode`.
             out: Writable contiguous bytes, as many as the payload has.
 

@@ -40,7 +40,7 @@ class SaveView:
 
     Attributes:
         num_blocks: Full blocks of committed tokens, in the order of one sequence, that are not known to be stored; at least 1.
-        num_bytes: Of all of them.
+        num_bytes: Size of all of them, in bytes.
         staged_fraction: Share of the staging memory that waits to be written, 0 .. 1.
     """
 
@@ -56,7 +56,7 @@ class LoadView:
     Attributes:
         request: Whose prompt.
         num_tokens: That can be loaded beyond the local prefix hit; at least 1.
-        num_local_tokens: Of the local prefix hit.
+        num_local_tokens: Number of tokens of the local prefix hit.
         num_bytes: To be loaded.
         load_s: Predicted time of the load, seconds; nan: nothing was measured yet.
         compute_s: Predicted time of computing the same tokens here, seconds; nan: nothing was measured yet.
@@ -77,7 +77,7 @@ class SourceView:
     """A place that has a prefix. Read-only.
 
     Attributes:
-        name: Of the store, the connector or the engine.
+        name: Name of the store, the connector or the engine.
         num_tokens: That can be loaded from there beyond the local prefix hit; at least 1.
         load_s: Predicted time of that load, seconds; nan: nothing was measured yet.
         compute_s: Predicted time of computing the same tokens here, seconds; nan: nothing was measured yet.
@@ -112,7 +112,7 @@ class PrefillEngineView:
 
     Attributes:
         name: Host and port.
-        num_waiting_tokens: Of prompts that it has taken for others and has not computed yet.
+        num_waiting_tokens: Number of tokens of prompts that it has taken for others and has not computed yet.
         remote_s: Predicted time until the KV of the prompt is here, seconds; nan: too little is known yet.
         affinity: 0 .. 1; the larger, the likelier it has computed a prompt that begins like this one.
     """
