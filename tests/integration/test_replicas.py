@@ -80,14 +80,14 @@ def client_of(llm: AsyncLLM) -> Any:
 
 async def kill_in_the_middle(llm: AsyncLLM, victim: int) -> dict[str, RequestOutput]:
     client, outputs = client_of(llm), {}
-    replica = client._replicas[victim]
+    replica = client.replicas.seats[victim]
     task = asyncio.ensure_future(all_of(llm, outputs))
     while sum(len(work.tokens) for work in list(replica.work.values())) < 60:
         assert not task.done(), "it never had sixty tokens"
         await asyncio.sleep(0)
-    os.kill(replica.client._transport._peer.pid, signal.SIGKILL)
+    os.kill(replica.engine.client._transport._peer.pid, signal.SIGKILL)
     await task
-    assert replica.num_moved > 0
+    assert replica.num_lost > 0
     await until_ready(llm, victim)
     return outputs
 
@@ -115,7 +115,10 @@ async def refuse_what_cannot_go_on(llm: AsyncLLM) -> None:
     first = await anext(stream)
     assert first.outputs[0].token_ids
     client = client_of(llm)
-    os.kill(client._replicas[client._work["mirostat"].replica].client._transport._peer.pid, signal.SIGKILL)
+    os.kill(
+        client.replicas.seats[client.replicas.work["mirostat"].replica].engine.client._transport._peer.pid,
+        signal.SIGKILL,
+    )
     with pytest.raises(ContinuationError, match="mirostat_mode"):
         [one async for one in stream]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import heapq
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -29,11 +29,9 @@ from trencadis.api import (
 from trencadis.clock import SimulatedClock
 from trencadis.console import Advance
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
-from trencadis.interfaces import RoutingRequest
-from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
+from trencadis.records import EmbeddingRequest, FinishedSequence, FinishReason, Request
 from trencadis_remote.replicas.connect import make_mover, make_router, make_routing
-from trencadis_remote.replicas.mover import LiveRow, Mover
-from trencadis_remote.replicas.routing import Routing
+from trencadis_remote.replicas.replica_set import ReplicaSet, Work
 from trencadis_tools.simulated_store.store import Stores
 from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, simulated_speculation
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
@@ -94,32 +92,54 @@ _STEP_ENDS, _REPLICA, _SENT, _MOVES, _WAKES, _STEP_BEGINS = _Kind
 
 
 @attrs.define(eq=False)
-class _Live:
+class _Live(Work):
     """A request that was sent and has not ended.
 
     Attributes:
-        index: In the workload.
-        sent_s: When.
-        request: Request as a replica gets it; with the tokens that came if it has left another replica.
-        replica: That has it; -1: none.
-        routed: Request as the router was shown it.
+        index: Index in the workload.
+        sent_s: Time at which it was sent.
+        last_replica: Replica that had it last; -1: none.
+        num_shown_tokens: Number of output tokens that came by the last time that the router was asked for moves.
         first_token_s: When its first token came, from a replica that it has left since; NaN: none came there.
         num_cached_tokens: On the first replica; -1: none has begun it.
         num_preemptions: On replicas that it has left.
-        target: Replica that it is to be moved to; -1: it stays.
-        num_moves: Times that the router moved it.
     """
 
-    index: int
-    sent_s: float
-    request: Request
-    replica: int = -1
-    routed: RoutingRequest | None = None
-    first_token_s: float = _NAN
-    num_cached_tokens: int = -1
-    num_preemptions: int = 0
-    target: int = -1
-    num_moves: int = 0
+    index: int = attrs.field(kw_only=True)
+    sent_s: float = attrs.field(kw_only=True)
+    last_replica: int = attrs.field(default=-1, kw_only=True)
+    num_shown_tokens: int = attrs.field(default=0, kw_only=True)
+    first_token_s: float = attrs.field(default=_NAN, kw_only=True)
+    num_cached_tokens: int = attrs.field(default=-1, kw_only=True)
+    num_preemptions: int = attrs.field(default=0, kw_only=True)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens that came by now."""
+        return self.num_shown_tokens
+
+
+class _Engine:
+    """An engine of the fleet as the set of replicas sees it."""
+
+    stalled = ""  # nothing hangs here
+
+    def __init__(self, fleet: Fleet, replica: Replica) -> None:
+        self._fleet = fleet
+        self.replica = replica
+
+    def send(self, work: _Live, request: Request | EmbeddingRequest) -> None:
+        """Add a request after the step that runs."""
+        assert isinstance(request, Request), "a workload has no texts to embed"
+        work.last_replica = self.replica.index
+        self._fleet.sent(self.replica, request)
+
+    def withdraw(self, work: _Live) -> None:
+        """Take a request back when the step that runs has ended."""
+        self._fleet.withdrawn(self.replica, work.request.request_id)
+
+    def left(self, work: _Live) -> None:
+        """Nothing is to be forgotten."""
 
 
 def simulated_config(
@@ -242,7 +262,6 @@ class Fleet:
 
     Attributes:
         built: Replicas in the order in which their engines were built.
-        mover: Moves requests between replicas; None: they stay.
     """
 
     def __init__(
@@ -284,14 +303,11 @@ class Fleet:
         self._events: list[tuple[float, _Kind, int]] = []
         self._arrivals: list[tuple[float, _Kind, int]] = []  # known from the start: the last one is the next
         self._records: list[RequestRecord | None] = [None] * len(workload.requests)
-        self._live: dict[str, _Live] = {}
-        self._unplaced: deque[_Live] = deque()
         self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
         self._stores = Stores()
         self._area = self._residence_s = 0.0
-        self._num_moved = self._num_rebalanced = self._num_buckets = 0
-        self.mover: Mover | None = None
+        self._num_buckets = 0
         self._are_moves_due = False
         self._followers: dict[str, list[int]] = {}
         self._continued = Counter(one.after for one in workload.requests if one.continues)
@@ -301,27 +317,30 @@ class Fleet:
             else:
                 self._arrivals.append((one.arrival_s, _SENT, index))
         self._arrivals.reverse()
-        self._replicas: list[Replica | None] = [None] * replicas
         self.built: list[Replica] = []
-        self._routing: Routing | None = None
-        self._open(replicas)
+        self._set = self._open(replicas)
 
     # -------------------------------------------------------------------------------------------------- replicas
 
-    def _open(self, num_replicas: int) -> None:
-        """Start every replica but those that join later."""
+    def _open(self, num_replicas: int) -> ReplicaSet[_Live, _Engine]:
+        """Return the set with every replica but those that join later."""
         first = {event.replica: event.kind for event in reversed(self._changes)}
         for number, event in enumerate(self._changes):
             self._push(event.time_s, _REPLICA, number)
         present = [index for index in range(num_replicas) if first.get(index) is not EventKind.JOIN]
         built = [self._build(index) for index in present]
+        routing = mover = None
         if num_replicas > 1:
             example = built[0] if built else self._build(0)
             router = make_router(self._config, self._registry, clock=self._clock)
-            self._routing = make_routing(self._config, router, hashing=example.engine.hashing, clock=self._clock)
-            self.mover = make_mover(self._config, router, self._routing, clock=self._clock)
+            routing = make_routing(self._config, router, hashing=example.engine.hashing, clock=self._clock)
+            mover = make_mover(self._config, router, routing, clock=self._clock)
+        replicas: ReplicaSet[_Live, _Engine] = ReplicaSet(
+            num_replicas, routing=routing, mover=mover, on_end=_never, on_refusal=_never
+        )
         for replica in built:
-            self._join(replica)
+            self._join(replicas, replica)
+        return replicas
 
     def _build(self, index: int) -> Replica:
         clock = SimulatedClock(self._clock.time_s)
@@ -348,34 +367,31 @@ class Fleet:
         self.built.append(replica)
         return replica
 
-    def _join(self, replica: Replica) -> None:
-        self._replicas[replica.index] = replica
-        if self._routing is not None:
-            replica.reported = self._routing.loaded
-            self._routing.added(replica.index, replica)
+    def _join(self, replicas: ReplicaSet[_Live, _Engine], replica: Replica) -> None:
+        if replicas.routing is not None:
+            replica.reported = replicas.routing.loaded
+        replica.is_there = True
+        replicas.join(replica.index, _Engine(self, replica))
 
     def _change(self, event: ReplicaEvent) -> None:
-        replica = self._replicas[event.replica]
+        engine = self._set.seats[event.replica].engine
         if event.kind is EventKind.JOIN:
-            if replica is not None and (replica.has_work or replica.deltas is not None):
-                replica.joins_when_empty = True
+            if engine is not None and (engine.replica.has_work or engine.replica.deltas is not None):
+                engine.replica.joins_when_empty = True
             else:
                 self._restart(event.replica)
-        elif event.kind is EventKind.DRAIN and replica is not None:
-            replica.is_draining = True
-            if self._routing is not None:
-                self._routing.draining(event.replica)
-        elif replica is not None:
-            self._fail(replica)
+        elif event.kind is EventKind.DRAIN and engine is not None:
+            self._set.drain(event.replica)
+        elif engine is not None:
+            self._fail(engine.replica)
 
     def _restart(self, index: int) -> None:
-        replica = self._replicas[index]
-        if replica is not None:
-            self._remove(replica)
-            replica.engine.close()
-        self._join(self._build(index))
-        while self._unplaced:
-            self._place(self._unplaced.popleft())
+        engine = self._set.seats[index].engine
+        if engine is not None:
+            self._remove(engine.replica)
+            engine.replica.engine.close()
+        self._join(self._set, self._build(index))
+        self._settle()
 
     def _fail(self, replica: Replica) -> None:
         """End a replica; its requests go on elsewhere after the tokens that came."""
@@ -383,65 +399,58 @@ class Fleet:
         now_s = self._clock.time_s
         if replica.is_open:
             replica.close(now_s)
-        for one in replica.fail(now_s):
-            self._num_moved += 1
-            self._place(self._left(one))
+        seat = self._set.seats[replica.index]
+        # In the order in which the engine gives them back.
+        seat.work = {one.request_id: self._noted(one) for one in replica.fail(now_s)}
+        self._set.lose(replica.index)
+        self._settle()
 
     def _remove(self, replica: Replica) -> None:
         self._ended_totals.append((replica.index, replica.engine.totals))
-        self._replicas[replica.index] = None
-        if self._routing is not None:
-            self._routing.removed(replica.index)
+        replica.is_there = False
+        self._set.remove(replica.index)
 
     # ----------------------------------------------------------------------------------------------------- moves
 
-    def _ask_for_moves(self, mover: Mover) -> None:
+    def _ask_for_moves(self) -> None:
         """Have the router move requests; each leaves its replica when the step that runs there has ended."""
-        lens: dict[str, int] = {}
-        for replica in self._replicas:
-            if replica is not None:
-                lens |= replica.output_lens(self._clock.time_s)
-        live = [one for one in self._live.values() if one.request.request_id in lens]  # others have no replica
-        rows = [
-            LiveRow(one.request, one.replica, lens[one.request.request_id], one.num_moves, one.target) for one in live
-        ]
-        for move in mover.choose(rows):
-            one = live[move.request]
-            old = self._replicas[one.replica]
-            assert old is not None, "a replica that has ended has no requests"
-            one.target = move.replica
-            old.leaving.append((one.request.request_id, move.replica))
-            if old.is_open:
-                self._close(old)
-            if old.deltas is None:
-                self._let_go(old)
+        mover = self._set.mover
+        assert mover is not None, "it has asked for this event"
+        for _, engine in self._set.live:
+            for request_id, num_tokens in engine.replica.output_lens(self._clock.time_s).items():
+                self._set.work[request_id].num_shown_tokens = num_tokens
+        self._set.move()
         self._check_router()
-        self._are_moves_due = bool(self._live)
-        if self._live:
+        self._are_moves_due = bool(self._set.work)
+        if self._set.work:
             self._push(self._clock.time_s + mover.period_s, _MOVES, 0)
+
+    def withdrawn(self, replica: Replica, request_id: str) -> None:
+        """Let a request leave a replica when the step that runs there has ended."""
+        replica.leaving.append(request_id)
+        if replica.is_open:
+            self._close(replica)
+        if replica.deltas is None:
+            self._let_go(replica)
 
     def _let_go(self, replica: Replica) -> None:
         """Move the requests that are to leave a replica, no step of which runs."""
         leaving, replica.leaving = replica.leaving, []
-        for request_id, target in leaving:
-            if request_id in self._live:
-                live = self._left(replica.withdraw(request_id))
-                live.num_moves += 1
-                self._num_rebalanced += 1
-                self._place(live, target)
+        for request_id in leaving:
+            if request_id in self._set.work:
+                self._set.moved(self._noted(replica.withdraw(request_id)))
+                self._settle()
         if (
             replica.wakes_s < math.inf and not replica.is_scheduled
         ):  # loads that were given up hold blocks until they are reported
             replica.is_scheduled = True
             self._push(self._clock.time_s, _STEP_BEGINS, replica.serial)
 
-    def _left(self, one: Unfinished) -> _Live:
-        """Return a request that has left its replica, with what came of it there."""
-        live = self._live[one.request_id] = self._live.pop(one.request_id)  # the newest
-        self._leave(live)
-        live.target = -1
-        if one.token_ids:
-            live.request = evolve_unchecked(live.request, output_token_ids=one.token_ids)
+    def _noted(self, one: Unfinished) -> _Live:
+        """Return a request that leaves its replica, with what came of it there."""
+        live = self._set.work[one.request_id]
+        # One that has no token is admitted again.
+        live.tokens, live.is_new = list(one.token_ids), not one.token_ids
         if one.end is not None:
             _note_residence(live, one.end, self._clock.time_s)
         return live
@@ -456,60 +465,46 @@ class Fleet:
             waiting = self._continued[asked.after] = self._continued[asked.after] - 1
             before = self._texts[asked.after] if waiting else self._texts.pop(asked.after)
         request = self._prompts.request(index, before)
-        live = self._live[asked.request_id] = _Live(index, now_s, request)
         if self._token_times is not None:
             self._token_times[asked.request_id] = []
-        self._place(live)
-        if self.mover is not None and not self._are_moves_due:
+        self._set.place(_Live(request, index=index, sent_s=now_s))
+        self._check_router()
+        if self._set.mover is not None and not self._are_moves_due:
             self._are_moves_due = True
-            self._push(now_s + self.mover.period_s, _MOVES, 0)
+            self._push(now_s + self._set.mover.period_s, _MOVES, 0)
 
-    def _place(self, live: _Live, target: int = -1) -> None:
-        """Give a request to the replica that it is moved to, if that can take it, or that the router chooses."""
-        chosen = 0
-        if not any(self._replicas):
-            self._unplaced.append(live)
-            return
-        routing = self._routing
-        if routing is not None:
-            live.routed = routing.facts(live.request)
-            moves = target >= 0 and routing.move(live.routed, target)
-            chosen = target if moves else routing.select(live.routed)
-            self._check_router()
-        replica = self._replicas[chosen]
-        assert replica is not None, "the router chooses among those that are there"
-        live.replica = chosen
-        replica.inbox.append(live.request)
+    def sent(self, replica: Replica, request: Request) -> None:
+        """Give a request to a replica, which takes it after the step that runs."""
+        replica.inbox.append(request)
         if replica.is_open:
             self._close(replica)
         elif not replica.is_scheduled:
             replica.is_scheduled = True
             self._push(max(self._clock.time_s, replica.clock.now_s()), _STEP_BEGINS, replica.serial)
 
+    def _settle(self) -> None:
+        self._set.settle()
+        self._check_router()
+
     def _check_router(self) -> None:
-        if self._routing is not None and self._routing.generation:
+        if self._set.routing is not None and self._set.routing.generation:
             raise StepFailedError("the router failed; see the log.", hint="Mend it, or choose another in router.name.")
 
-    def _leave(self, live: _Live) -> None:
-        if self._routing is not None and live.routed is not None:
-            self._routing.withdrawn(live.routed, live.replica, generation=0)
-            live.routed = None
-
     def _refused(self, request: Request, error: RequestError) -> None:
-        self._end(self._live[request.request_id], self._clock.time_s, error=str(error))
+        self._end(self._set.work[request.request_id], self._clock.time_s, error=str(error))
 
     def _finished(self, end: FinishedSequence) -> None:
         if end.finish_reason is FinishReason.ERROR:
             raise StepFailedError(f"request {end.request_id!r} failed: {end.error}")
-        live = self._live[end.request_id]
+        live = self._set.work[end.request_id]
         if end.request_id in self._continued:
+            assert isinstance(live.request, Request), "a workload has no texts to embed"
             self._texts[end.request_id] = self._prompts.text(live.request, end)
         self._end(live, end.finish_s, end=end)
 
     def _end(self, live: _Live, end_s: float, *, end: FinishedSequence | None = None, error: str = "") -> None:
         """Record a request that has ended, and send those that follow it."""
-        self._leave(live)
-        del self._live[live.request.request_id]
+        self._set.forget(live)
         self._residence_s += end_s - live.sent_s
         asked = self._requests[live.index]
         if end is not None:
@@ -519,7 +514,7 @@ class Fleet:
             sent_s=live.sent_s,
             first_token_s=live.first_token_s,
             finished_s=_NAN if end is None else end_s,
-            replica=max(live.replica, 0),
+            replica=max(live.last_replica, 0),
             num_cached_tokens=max(live.num_cached_tokens, 0),
             num_output_tokens=0 if end is None else len(end.token_ids),
             num_preemptions=live.num_preemptions,
@@ -575,22 +570,21 @@ class Fleet:
             if kind is _WAKES and self.built[index].wakes_s != time_s:
                 continue  # a request came before, and a step has begun
             if time_s > clock.time_s:
-                self._area += len(self._live) * (time_s - clock.time_s)
+                self._area += len(self._set.work) * (time_s - clock.time_s)
                 clock.time_s = time_s
             if kind is _SENT:
                 self._send(index)
             elif kind is _REPLICA:
                 self._change(self._changes[index])
             elif kind is _MOVES:
-                assert self.mover is not None, "it has asked for this event"
-                self._ask_for_moves(self.mover)
-            elif self._replicas[self.built[index].index] is self.built[index]:  # else it has failed
+                self._ask_for_moves()
+            elif self.built[index].is_there:  # else it has failed
                 happens = (
                     self._wakes if kind is _WAKES else self._step_ends if kind is _STEP_ENDS else self._step_begins
                 )
                 happens(self.built[index])
-        while self._unplaced:
-            self._end(self._unplaced.popleft(), clock.time_s, error="no replica serves")
+        while self._set.unplaced:
+            self._end(self._set.unplaced.popleft(), clock.time_s, error="no replica serves")
         self._check()
         return self._result()
 
@@ -663,8 +657,8 @@ class Fleet:
         self._push(self._clock.time_s, _STEP_BEGINS, replica.serial)
 
     def _result(self) -> Run:
-        ended = [*self._ended_totals, *((one.index, one.engine.totals) for one in self._replicas if one is not None)]
-        busy_s = [0.0] * len(self._replicas)
+        ended = [*self._ended_totals, *((seat.index, one.replica.engine.totals) for seat, one in self._set.live)]
+        busy_s = [0.0] * len(self._set.seats)
         for index, totals in ended:
             busy_s[index] += totals.device_s
         records = tuple(record for record in self._records if record is not None)
@@ -689,14 +683,18 @@ class Fleet:
             num_prompt_tokens_admitted=total("num_prompt_tokens_admitted"),
             num_prompt_tokens_cached=total("num_prompt_tokens_cached"),
             num_plans=self.num_plans,
-            num_moved=self._num_moved,
+            num_moved=sum(one.num_lost for one in self._set.seats),
             num_buckets=self._num_buckets,
             num_draft_tokens=total("num_draft_tokens"),
             num_accepted_tokens=total("num_accepted_tokens"),
-            num_rebalanced=self._num_rebalanced,
-            num_refused_moves=0 if self.mover is None else self.mover.num_refused,
+            num_rebalanced=sum(one.num_moved for one in self._set.seats),
+            num_refused_moves=0 if self._set.mover is None else self._set.mover.num_refused,
             kv=self._stores.traffic if self._stores.is_used else None,
         )
+
+
+def _never(_: object, error: object) -> None:
+    raise InternalError(f"a simulated engine refuses and ends at its own time: {error}")
 
 
 def _note_residence(live: _Live, end: FinishedSequence, now_s: float) -> None:

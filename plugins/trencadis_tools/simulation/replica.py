@@ -58,13 +58,13 @@ class Replica:
         watcher: Sees what the engine does, or None.
         inbox: Requests for the next step, in the order in which they came.
         executor: The engine's.
-        leaving: Requests that leave when the step that runs has ended, each with the replica that it is moved to.
+        leaving: Requests that leave when the step that runs has ended.
         deltas: Tokens of the step that runs, not to be seen before ``clock`` says so; None: no step runs.
         ends_s: When the step that runs ends; infinity: none runs.
         is_open: Several steps run whose number is not decided: until ``ends_s``, or until a request comes.
         wakes_s: When a KV transfer ends that all its sequences wait for; infinity: there is none.
         is_scheduled: The next step, or the end of one, is an event that is to come.
-        is_draining: It gets nothing new.
+        is_there: It serves: it has not failed, and no other engine has its place.
         joins_when_empty: It is started again as soon as it has nothing left.
         reported: Takes its load, for a router; None: there is none.
         sizes: Sequences that wait and run, as the router knows them.
@@ -81,20 +81,19 @@ class Replica:
     refused: Callable[[Request, RequestError], None]
     watcher: Watcher | None = None
     inbox: deque[Request] = attrs.field(factory=deque)
-    leaving: list[tuple[str, int]] = attrs.field(factory=list)
+    leaving: list[str] = attrs.field(factory=list)
     deltas: TokenDeltas | None = None
     ends_s: float = math.inf
     wakes_s: float = math.inf
     is_open: bool = False
     is_scheduled: bool = False
-    is_draining: bool = False
+    is_there: bool = False
     joins_when_empty: bool = False
     reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
     is_stretch: bool = False
     token_times: dict[str, list[float]] | None = None
     times_of: dict[int, list[float]] = attrs.field(factory=dict)
-    stalled = ""  # for the router: nothing hangs here
 
     @property
     def has_work(self) -> bool:

@@ -44,7 +44,7 @@ def client_of(server: LiveServer) -> Any:
 
 
 def pids(server: LiveServer) -> dict[int, int]:
-    return {replica.index: client._transport._peer.pid for replica, client in client_of(server)._live}
+    return {seat.index: replica.client._transport._peer.pid for seat, replica in client_of(server).replicas.live}
 
 
 def states(server: LiveServer) -> list[str]:
@@ -67,7 +67,7 @@ def streamed(data: bytes) -> list[int]:
 def test_a_replica_that_is_killed_loses_no_request(server: LiveServer) -> None:
     until_ready(server)
     victim = pids(server)[0]
-    work = client_of(server)._work
+    work = client_of(server).replicas.work
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(RawClient(server.port)) for _ in range(8)]
         for number, client in enumerate(clients):
@@ -97,7 +97,7 @@ def test_a_replica_is_drained_and_restarted_while_the_other_serves(server: LiveS
     with RawClient(server.port) as one, RawClient(server.port) as other:
         for number, client in enumerate((one, other)):
             client.post(PATH, body(number, stream=False))
-        server.wait_until(lambda: len(client_of(server)._work) == 2)
+        server.wait_until(lambda: len(client_of(server).replicas.work) == 2)
         answer = server.call(server.supervisor.llm.restart_replica(1))
         assert [row["state"] for row in answer["replicas"]] == ["ready", "draining"]
         answers = [json.loads(body_of(client.read_all())) for client in (one, other)]
@@ -133,7 +133,7 @@ def test_when_all_die_clients_get_503_and_the_server_starts_all_again(server: Li
     until_ready(server)
     with RawClient(server.port) as waiting:
         waiting.post(PATH, body(0))
-        server.wait_until(lambda: len(client_of(server)._work) == 1)
+        server.wait_until(lambda: len(client_of(server).replicas.work) == 1)
         for pid in pids(server).values():
             os.kill(pid, signal.SIGKILL)
         answer = waiting.read_all()

@@ -121,7 +121,7 @@ class Fleet:
             if is_reached():
                 return
             self.turn()
-        raise AssertionError(f"it is never reached: {self.client._work}, {self.finished}, {self.refused}")
+        raise AssertionError(f"it is never reached: {self.client.replicas.work}, {self.finished}, {self.refused}")
 
     def kill(self, replica: int) -> None:
         """End a replica; what it has sent is still to be received."""
@@ -144,7 +144,7 @@ class Fleet:
         return answers[0]
 
     def where(self, request_id: str) -> int:
-        return self.client._work[request_id].replica
+        return self.client.replicas.work[request_id].replica
 
 
 def request_of(name: str, *, prompt: tuple[int, ...] = PROMPT, num_tokens: int = 40, **params: Any) -> Request:

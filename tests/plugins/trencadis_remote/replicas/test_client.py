@@ -122,7 +122,7 @@ def test_a_request_that_the_other_replica_does_not_take_is_refused_and_forgotten
     assert not one.client.has_work
     monkeypatch.undo()
     assert one.client.add(request("a")) == 0
-    assert one.client._replicas[1].work.keys() == {"a"}
+    assert one.client.replicas.seats[1].work.keys() == {"a"}
 
 
 def test_a_replica_that_is_started_again_takes_requests(fleet: Callable[..., Fleet]) -> None:
@@ -231,7 +231,7 @@ def test_one_that_cannot_go_on_elsewhere_is_refused_with_the_reason_and_others_g
     one.client.add(request("a", mirostat_mode=2))
     one.client.add(request("b", mirostat_mode=2))
     one.client.add(request("c"))
-    one.until(lambda: all(one.client._work[name].tokens for name in "abc"))
+    one.until(lambda: all(one.client.replicas.work[name].tokens for name in "abc"))
     for name in "de":
         one.client.add(request(name, mirostat_mode=2))
     assert one.where("e") == 0  # and has no token
@@ -258,7 +258,7 @@ def test_a_frontend_gives_whole_texts_and_the_reason_of_one_that_cannot_go_on(
             if line is not None:
                 line.worker.turn()
         frontend.step(timeout_s=0.001)
-        if one.lines[moved] is not None and one.client._work["3"].tokens:
+        if one.lines[moved] is not None and one.client.replicas.work["3"].tokens:
             one.kill(moved)
     outputs = [client.output() for client in clients]
     texts = [choice.token_ids for output in outputs[:3] for choice in output.outputs]
@@ -433,8 +433,8 @@ def test_what_was_sent_to_is_looked_at_without_sleeping(
     """Sending may reset the file that says that messages have come."""
     one, slept = fleet(2), []
     one.take()
-    original = one.client._all.readable
-    monkeypatch.setattr(one.client._all, "readable", lambda wait_s: slept.append(wait_s) or original(0.0))
+    original = one.client._files._all.readable
+    monkeypatch.setattr(one.client._files._all, "readable", lambda wait_s: slept.append(wait_s) or original(0.0))
     one.client.rest(7.0)
     one.client.control("totals", {}, lambda _: None)
     one.client.rest(7.0)

@@ -54,7 +54,7 @@ def tables_of_house() -> dict[str, Any]:
 
 def processes(frontend: Frontend) -> list[Any]:
     engine: Any = frontend.engine
-    return [client._transport._peer for _, client in engine._live]
+    return [replica.client._transport._peer for _, replica in engine.replicas.live]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_caller_that_steps_itself_loses_nothing_and_leaves_no_process(close: C
     assert isinstance(frontend.engine, ReplicatedEngineClient)
     started = processes(frontend)
     clients = [frontend.submit((5, i), SamplingParams(max_tokens=3000), request_id=str(i)) for i in range(4)]
-    while min(len(work.tokens) for work in frontend.engine._work.values()) < 5:
+    while min(len(work.tokens) for work in frontend.engine.replicas.work.values()) < 5:
         frontend.step()
     os.kill(started[1].pid, signal.SIGKILL)
     while not all(client.is_finished for client in clients):

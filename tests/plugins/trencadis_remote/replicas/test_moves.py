@@ -92,7 +92,7 @@ def test_a_moved_request_says_what_was_cached_where_it_first_ran(fleet: Callable
         one.client.add(Request(request_id=name, prompt_token_ids=prompt, params=params))
         one.until(lambda name=name: name in one.finished)  # type: ignore[misc]
     one.client.add(Request(request_id="moves", prompt_token_ids=prompt, params=params))
-    one.until(lambda: len(one.client._work["moves"].tokens) > 2)
+    one.until(lambda: len(one.client.replicas.work["moves"].tokens) > 2)
     assert one.where("moves") == 0
     ask(one, (0, 1))
     one.until(lambda: one.where("moves") == 1)
@@ -155,7 +155,7 @@ def test_one_whose_tokens_do_not_determine_the_rest_stays_where_it_is(fleet: Cal
     slot = one.client.add(request("a", mirostat_mode=2))
     one.until(lambda: slot in one.tokens)
     ask(one, (0, 1))
-    one.until(lambda: one.client._work["a"].stays)
+    one.until(lambda: one.client.replicas.work["a"].stays)
     ask(one, (0, 1))
     one.until(lambda: "a" in one.finished)
     assert one.tokens[slot] == TEXT
@@ -263,7 +263,7 @@ def test_a_model_that_samples_gives_the_same_tokens_with_moves_and_without(fleet
             for i, more in enumerate(PARAMS)
         ]
         while len(one.finished) < len(slots):
-            live = list(one.client._work)
+            live = list(one.client.replicas.work)
             if moves and len(one.tokens) == len(slots):
                 ask(one, *[(i, 1 - one.where(name)) for i, name in enumerate(live)])
             one.turn()
