@@ -11,6 +11,8 @@ without which steps go on, such as a KV connector, is contained instead: what it
 
 from __future__ import annotations
 
+import functools
+import linecache
 import logging
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -30,6 +32,26 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 Call = Callable[..., Any]
+
+
+_MADE = """\
+def make(_guard, _rule, _call, _meter, self, _further, _is_ready):
+    _begin, _end = _meter.begin, _meter.end
+    def {method}({declared}):{readiness}
+        _began = _begin()
+        try:
+            _answer = _call({passed})
+            _took_s = _end(_began){law}{further}
+        except BaseException as _error:
+            _end(_began)
+            _reraise_interrupt(_error)
+            return _guard._failed(_rule, _error, {packed})
+        if _took_s > _meter.budget_s:
+            _guard._note_slow(_rule, _took_s, _rule.num_budgets({passed}))
+        return _answer
+    return {method}
+"""
+"""How a method is called: written out for each, as attrs writes ``__init__``, since packing and reading arguments would take as long again."""
 
 
 class TooSlowError(Exception):
@@ -122,30 +144,10 @@ class Guard(Generic[S]):
 
     def _made(self, rule: Rule, call: Call) -> Call:
         """Return the function that calls a method."""
-        meter, further = self._meter, self._further(rule)
-        check = None if rule.check_of is None else rule.check_of(self._strategy)
-        begin, end, is_ready = meter.begin, meter.end, self._readiness(rule)
-
-        def guarded(*args: Any, **named: Any) -> Any:
-            if is_ready is not None and not is_ready():
-                return self._instead(rule, args, named)
-            began = begin()
-            try:
-                answer = call(*args, **named)
-                took_s = end(began)
-                if check is not None:
-                    answer = check(answer, args, named)
-                if further is not None:
-                    answer = further(answer, args, named)
-            except BaseException as error:
-                end(began)
-                reraise_interrupt(error)
-                return self._failed(rule, error, args, named)
-            if took_s > meter.budget_s:
-                self._note_slow(rule, took_s, rule.num_budgets(args, named))
-            return answer
-
-        return guarded
+        meter, further, is_ready = self._meter, self._further(rule), self._readiness(rule)
+        make = _maker(rule, can_rest=is_ready is not None, looks_further=further is not None)
+        made: Call = make(self, rule, call, meter, self._strategy, further, is_ready)
+        return made
 
     def _with_other(self, rule: Rule, call: Call) -> Call:
         other = getattr(self._beside, rule.method, None)
@@ -421,6 +423,30 @@ class Contained(Guard[S]):
 
     def _log(self, method: str, fault: str, error: BaseException | None = None) -> None:
         self._faults.say(f"{self.label}.{method}", f"{self.label} {fault}", error=error)
+
+
+@functools.cache
+def _maker(rule: Rule, *, can_rest: bool, looks_further: bool) -> Call:
+    """Return what makes the function that calls a method by its rule."""
+    source = _MADE.format(
+        method=rule.method,
+        declared=rule.declared,
+        passed=rule.passed,
+        packed=rule.packed,
+        readiness=f"\n        if not _is_ready():\n            return _guard._instead(_rule, {rule.packed})"
+        if can_rest
+        else "",
+        law=""
+        if rule.law is None
+        else f"\n            _answer = _test({', '.join([repr(rule.method), '_answer', *rule.law.reads])})",
+        further=f"\n            _answer = _further(_answer, {rule.packed})" if looks_further else "",
+    )
+    name = f"<guard of {rule.method}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # for tracebacks
+    names: dict[str, Any] = {"_test": rule.law and rule.law.test, "_reraise_interrupt": reraise_interrupt}
+    exec(compile(source, name, "exec"), names)
+    made: Call = names["make"]
+    return made
 
 
 def _is_default(component: object, contract: type, method: str) -> bool:

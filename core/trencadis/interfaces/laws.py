@@ -12,9 +12,8 @@ A law names what it reads by the parameters of the method: ``"token_budget"``, o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -43,13 +42,8 @@ __all__ = [
 
 M = TypeVar("M", bound=Callable[..., Any])
 
-Arguments = tuple[Any, ...]
-Named = Mapping[str, Any]
-Check = Callable[[Any, Arguments, Named], Any]
-
 _MAX_REFUSAL: Final = 1000
 _MAX_ANSWERS: Final = 65_536
-_ANY: Final = inspect.Parameter("any", inspect.Parameter.POSITIONAL_ONLY)
 
 
 @attrs.frozen
@@ -68,32 +62,38 @@ class Law:
     reads: tuple[str, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class Rule:
     """How a method of a contract is called.
 
     Attributes:
         method: Name of the method.
         law: Law of its answer; None: any answer is right.
-        check_of: Returns the law for a component: called with an answer, the arguments and the keyword arguments. None: there is no law.
+        declared: Arguments as Python declares them; for functions that are made from the contract.
+        passed: Arguments as they are passed on.
+        packed: Arguments as a tuple and a table.
+        check: Called with a component, its answer and the arguments, returns what the law's test does; None: there is no law.
         is_told: There is no answer: a component that takes over is not told again.
         opens: The first call of a step, before which a component that rested is tried again.
         always: It is called also while the component is switched off.
         waits: It may take its time.
         calls_others: The default calls other methods of the component, so it is guarded like one of its own.
-        num_budgets: Budgets of time that a call may take, by its arguments; at least 1.
+        num_budgets: Called with the arguments, returns the budgets of time that a call may take, at least 1.
         otherwise: The answer where none can be asked for.
     """
 
     method: str
     law: Law | None = None
-    check_of: Callable[[object], Check] | None = None
+    declared: str = ""
+    passed: str = ""
+    packed: str = "(), {}"
+    check: Callable[..., Any] | None = None
     is_told: bool = False
     opens: bool = False
     always: bool = False
     waits: bool = False
     calls_others: bool = False
-    num_budgets: Callable[[Arguments, Named], float] = lambda _, __: 1.0
+    num_budgets: Callable[..., float] = lambda *_, **__: 1.0
     otherwise: Any = None
 
 
@@ -108,12 +108,15 @@ def law(made: Law | None = None, *, scales_with: str = "", each: int = 1, **opti
     """
 
     def declare(method: M) -> M:
+        name, (declared, passed, packed) = method.__name__, _spelled(method)
         if scales_with:
-            sized = _reader(method, scales_with)
-            options["num_budgets"] = lambda args, named: max(1.0, len(sized(args, named)) / each)
-        if made is not None:
-            options.update(law=made, check_of=_check_of(method, made))
-        method.__rule__ = Rule(method=method.__name__, **options)  # type: ignore[attr-defined] # functions take attributes
+            options["num_budgets"] = eval(f"lambda {declared}: max(1.0, len({scales_with}) / {each})")
+        if made is not None:  # spelled out, since a guard asks it thousands of times a second
+            asked = f"test({', '.join([repr(name), 'answer', *made.reads])})"
+            options["check"] = eval(f"lambda self, answer, {declared}: {asked}", {"test": made.test})
+        method.__rule__ = Rule(  # type: ignore[attr-defined] # functions take attributes
+            method=name, law=made, declared=declared, passed=passed, packed=packed, **options
+        )
         return method
 
     return declare
@@ -149,49 +152,18 @@ def legal(method: Callable[..., Any], answer: Any, *args: Any, by: object = None
         ContractError: It is against the law.
     """
     rule: Rule = method.__rule__  # type: ignore[attr-defined] # of a method with a law
-    return answer if rule.check_of is None else rule.check_of(by)(answer, args, named)
+    return answer if rule.check is None else rule.check(by, answer, *args, **named)
 
 
-def _check_of(method: Callable[..., Any], made: Law) -> Callable[[object], Check]:
-    """Return what makes the law for a component. It is called thousands of times a second, so the commonest forms are spelled out."""
-    name, test, parameters = method.__name__, made.test, inspect.signature(method).parameters
-    has_keywords = all(parameters.get(path, _ANY).kind is inspect.Parameter.KEYWORD_ONLY for path in made.reads)
-    own = [path.removeprefix("self.") if path.startswith("self.") else "" for path in made.reads]
-    reads = [_nothing if field else _reader(method, path) for path, field in zip(made.reads, own, strict=True)]
-    both = list(zip(own, reads, strict=True))
-
-    def check_of(component: object) -> Check:
-        return lambda answer, args, named: test(
-            name, answer, *[getattr(component, field) if field else read(args, named) for field, read in both]
-        )
-
-    match made.reads:
-        case (one,) if has_keywords:
-            return _always(lambda answer, _, named: test(name, answer, named[one]))
-        case (one, other) if has_keywords:
-            return _always(lambda answer, _, named: test(name, answer, named[one], named[other]))
-        case (_,) if not own[0]:
-            (only,) = reads
-            return _always(lambda answer, args, named: test(name, answer, only(args, named)))
-    return check_of
-
-
-def _always(check: Check) -> Callable[[object], Check]:
-    return lambda _: check
-
-
-def _nothing(args: Arguments, named: Named) -> None:
-    """Read nothing: the law asks the component."""
-
-
-def _reader(method: Callable[..., Any], path: str) -> Callable[[Arguments, Named], Any]:
-    """Return what finds an argument, or a field of one, among the arguments of a call."""
-    name, _, field = path.partition(".")
-    place = list(inspect.signature(method).parameters).index(name) - 1
-    if not field:
-        return lambda args, named: args[place] if place < len(args) else named[name]
-    part = attrgetter(field)
-    return lambda args, named: part(args[place] if place < len(args) else named[name])
+def _spelled(method: Callable[..., Any]) -> tuple[str, str, str]:
+    """Return the arguments of a method as they are declared, as they are passed on, and as a tuple and a table."""
+    given = list(inspect.signature(method).parameters.values())[1:]
+    plain = [one.name for one in given if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    named = [one.name for one in given if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    declared = ", ".join([*plain, *(["*"] if named else []), *named])
+    passed = ", ".join([*plain, *[f"{one}={one}" for one in named]])
+    table = ", ".join(f"{one!r}: {one}" for one in named)
+    return declared, passed, f"({''.join(f'{one}, ' for one in plain)}), {{{table}}}"
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers

@@ -38,7 +38,8 @@ class GuardedCodec(KVCodec):
     def encode(self, payload: memoryview, header: bytes) -> memoryview:
         """Return the encoded payload."""
         return self._called(
-            "encode", lambda: legal(KVCodec.encode, self._codec.encode(payload, header), payload, by=self._codec)
+            "encode",
+            lambda: legal(KVCodec.encode, self._codec.encode(payload, header), payload, header, by=self._codec),
         )
 
     def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:

@@ -34,6 +34,10 @@ _MAX_ERRORS: Final = 3
 """An exception may be one request's bad luck; three in a row are the connector's."""
 
 
+_CLOSE: Final = Rule(method="close", is_told=True, waits=True)
+_WANTS_LAYERS: Final = Rule(method="wants_layers", otherwise=False)
+
+
 class GuardedConnector(Contained[KVSchedulerSide]):
     """Calls a scheduler side; exceptions are caught.
 
@@ -164,8 +168,8 @@ class GuardedWorker(Contained[KVWorkerSide], KVWorkerSide, SupportsRemoteSchedul
             Words(goes_on=" of its worker side; the step goes on without it.", off=""),
             meter=meter or CallMeter(label, thread=ACTIVITY.device),
         )
-        self._close = self._made(Rule(method="close", is_told=True, waits=True), side.close)
-        self._wants_layers = self._made(Rule(method="wants_layers", otherwise=False), lambda: bool(side.wants_layers))
+        self._close = self._made(_CLOSE, side.close)
+        self._wants_layers = self._made(_WANTS_LAYERS, lambda: bool(side.wants_layers))
 
     def __reduce__(self) -> tuple[Callable[[], KVWorkerSide], tuple[()]]:
         if self._remake is None:
