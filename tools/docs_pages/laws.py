@@ -1,0 +1,36 @@
+"""``docs/laws.md``: what answers of components must be, from the laws beside the methods of the contracts."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import trencadis.interfaces
+import trencadis_kv.interfaces
+from docs_pages.markdown import code_spans, heading_note, table
+from trencadis.interfaces import rules_of
+
+__all__ = ["laws_page"]
+
+_HEAD = f"""# Laws of answers
+
+{heading_note("the laws in trencadis.interfaces")}
+
+An answer that breaks its law is treated like an exception: a fallback takes the component's place, or, without one, the step fails and names it.
+What a KV connector or an observer answers is left out instead. The conformance suites check the same laws.
+"""
+
+
+def laws_page() -> str:
+    """Return the page."""
+    rows = [row for package in (trencadis.interfaces, trencadis_kv.interfaces) for row in _rows(package)]
+    return f"{_HEAD}\n{table(('Method', 'The answer must be'), rows)}"
+
+
+def _rows(package: ModuleType) -> list[tuple[str, str]]:
+    contracts = [found for _, found in sorted(vars(package).items()) if isinstance(found, type)]
+    return [
+        (f"`{contract.__name__}.{name}`", code_spans(rule.law.text))
+        for contract in contracts
+        for name, rule in rules_of(contract).items()
+        if rule.law is not None
+    ]
