@@ -117,11 +117,6 @@ class RemoteEngineClient(PolledEngineClient):
         self._metrics_callbacks: deque[Callable[[str], None]] = deque()
         self._control_callbacks: deque[Callable[[dict[str, Any] | TrencadisError], None]] = deque()
 
-    @property
-    def num_live(self) -> int:
-        """Requests whose end has not come."""
-        return self._handles.num_taken
-
     # ------------------------------------------------------------------------------------------------ requests
 
     def add(self, request: Request) -> int:

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
-import msgspec
 import numpy as np
 
 from trencadis.api import NO_OUTPUTS, StepOutputs
-from trencadis.errors import RequestError, TrencadisError
+from trencadis.errors import TrencadisError
 from trencadis.processes import RestartLimit
 from trencadis.records import EmbeddingRequest, FinishedSequence, FinishReason, Request
-from trencadis_remote.process.client import PolledEngineClient, RemoteEngineClient, RequestHandles
+from trencadis_remote.process.client import PolledEngineClient, RemoteEngineClient
 from trencadis_remote.replicas.control import ReplicaControl
 from trencadis_remote.replicas.files import ReplicaFiles
+from trencadis_remote.replicas.live_replicas import LiveReplicas
 from trencadis_remote.replicas.mover import Mover
 from trencadis_remote.replicas.remote_replica import LiveWork, RemoteReplica
-from trencadis_remote.replicas.replica_set import ReplicaSeat, ReplicaSet
+from trencadis_remote.replicas.replica_set import ReplicaSeat
 from trencadis_remote.replicas.routing import Routing
 from trencadis_remote.replicas.starter import Starter
 
@@ -63,15 +61,11 @@ class ReplicatedEngineClient(PolledEngineClient):
     ) -> None:
         first = clients[0]
         self.model, self.max_model_len, self.plan_hash = first.model, first.max_model_len, first.plan_hash
-        self.replicas: ReplicaSet[LiveWork, RemoteReplica] = ReplicaSet(
-            len(clients), routing=routing, mover=mover, on_end=self._lose, on_refusal=self._refused
-        )
+        self.replicas = LiveReplicas(len(clients), routing=routing, mover=mover, on_end=self._lose)
         self._routing = routing
         self._starter = starter
         self._limits = [make_limit() for _ in clients]
         self._control = ReplicaControl(self.replicas, routing, on_drain=self._finish_drains)
-        self._handles = RequestHandles()
-        self._outputs: deque[StepOutputs] = deque()
         self._next = 0
         self._is_closed = False
         self._files = ReplicaFiles(starter.fileno())
@@ -83,11 +77,11 @@ class ReplicatedEngineClient(PolledEngineClient):
     def add(self, request: Request) -> int:
         """Send a request to a replica; its engine may refuse it later."""
         self.replicas.check(request.request_id)
-        work = LiveWork(request, slot=self._handles.take())
+        work = LiveWork(request, slot=self.replicas.handles.take())
         try:
             self.replicas.place(work)
         except BaseException:
-            self._handles.give_back(work.slot)
+            self.replicas.handles.give_back(work.slot)
             raise
         return work.slot
 
@@ -100,8 +94,8 @@ class ReplicatedEngineClient(PolledEngineClient):
         """End a request; the end comes with a later step. A text that waits to be embedded is dropped at once."""
         work = self.replicas.work.get(request_id)
         if work is not None and work.slot < 0:
-            replica = self._replica_of(work)
-            self._forget(work)
+            replica = self.replicas.replica_of(work)
+            self.replicas.forget(work)
             if replica is not None:
                 replica.use(lambda client: client.abort(request_id))
         else:
@@ -119,17 +113,9 @@ class ReplicatedEngineClient(PolledEngineClient):
             return
         work.ending, work.stays = reason, True
         stops = reason is FinishReason.STOP
-        replica = self._replica_of(work)
+        replica = self.replicas.replica_of(work)
         if replica is not None:
             replica.use(lambda client: client.stop(request_id) if stops else client.abort(request_id))
-
-    def _replica_of(self, work: LiveWork) -> RemoteReplica | None:
-        return self.replicas.seats[work.replica].engine if work.replica >= 0 else None
-
-    def _forget(self, work: LiveWork) -> None:
-        self.replicas.forget(work)
-        if work.slot >= 0:
-            self._handles.give_back(work.slot)
 
     # --------------------------------------------------------------------------------------------------- steps
 
@@ -141,7 +127,7 @@ class ReplicatedEngineClient(PolledEngineClient):
     @property
     def has_outputs(self) -> bool:
         """True if :meth:`step` would not wait."""
-        return bool(self._outputs) or any(replica.client.has_outputs for _, replica in self.replicas.live)
+        return bool(self.replicas.outputs) or any(replica.client.has_outputs for _, replica in self.replicas.live)
 
     @property
     def has_rest(self) -> bool:
@@ -152,10 +138,10 @@ class ReplicatedEngineClient(PolledEngineClient):
         """Return the outputs of one step of one replica; waits if there are none."""
         if not self.has_outputs:
             self.rest(timeout_s)
-        if not self._outputs:
+        if not self.replicas.outputs:
             self._take_step()
             self._finish_drains()
-        return self._outputs.popleft() if self._outputs else NO_OUTPUTS
+        return self.replicas.outputs.popleft() if self.replicas.outputs else NO_OUTPUTS
 
     def rest(self, timeout_s: float | None = None) -> None:
         """Receive, after sleeping until there is something to receive, :meth:`interrupt` is called, or time is up."""
@@ -177,7 +163,7 @@ class ReplicatedEngineClient(PolledEngineClient):
         replicas = self.replicas
         if replicas.mover is not None and not replicas.failure and replicas.mover.is_due:
             replicas.move()
-        if not self._outputs:
+        if not self.replicas.outputs:
             replicas.check()
         return self.has_outputs
 
@@ -226,28 +212,9 @@ class ReplicatedEngineClient(PolledEngineClient):
             seat = seats[(self._next + offset) % len(seats)]
             if seat.engine is not None and seat.engine.client.has_outputs:
                 self._next = (seat.index + 1) % len(seats)
-                self._take(seat.engine)
+                self.replicas.take(seat.engine)
                 self.replicas.settle()
                 return
-
-    def _take(self, replica: RemoteReplica) -> None:
-        """Take the outputs of one step, without the ends of requests that go on elsewhere."""
-        outputs = replica.take_step()
-        finished, gone = [], [*(one.request_id for one in outputs.embeddings), *(name for name, _ in outputs.refused)]
-        for one in outputs.finished:
-            work = self.replicas.work[one.request_id]
-            is_moving = one.finish_reason is FinishReason.MOVED and work.ending is None
-            if is_moving and work.num_cached_tokens < 0 and one.first_scheduled_s is not None:
-                work.num_cached_tokens = one.num_cached_tokens
-            if is_moving:
-                self.replicas.moved(work)
-            else:
-                finished.append(_final(one, work))
-                gone.append(one.request_id)
-        for known in map(self.replicas.work.get, gone):
-            if known is not None:
-                self._forget(known)
-        self._outputs.append(msgspec.structs.replace(outputs, finished=tuple(finished)))
 
     # --------------------------------------------------------------------------------------- replicas that end
 
@@ -275,19 +242,19 @@ class ReplicatedEngineClient(PolledEngineClient):
         def goes_on(work: LiveWork) -> bool:
             if work.ending is None or isinstance(work.request, EmbeddingRequest):
                 return not self.replicas.failure
-            self._forget(work)
+            self.replicas.forget(work)
             ended.append(_end_of(work, work.request, work.ending))  # its replica will not say it
             return False
 
         self.replicas.lose(seat.index, goes_on)
         if ended:
-            self._outputs.append(StepOutputs(finished=tuple(ended)))
+            self.replicas.outputs.append(StepOutputs(finished=tuple(ended)))
         self.replicas.settle()
 
     def _part(self, seat: _Seat, replica: RemoteReplica, delays_s: Callable[[], float | None]) -> None:
         """Take the last outputs of a replica, and have it started again."""
         while replica.client.has_outputs:
-            self._take(replica)
+            self.replicas.take(replica)
         self._files.ignore(replica.client)
         replica.has_ended = True
         self.replicas.remove(seat.index)
@@ -296,12 +263,6 @@ class ReplicatedEngineClient(PolledEngineClient):
             replica.client.close()
         else:
             self._starter.start(seat.index, replica.client, delays_s=delays_s)
-
-    def _refused(self, work: LiveWork, error: RequestError) -> None:
-        """Report work that no other replica takes."""
-        if work.slot >= 0:
-            self._handles.give_back(work.slot)
-        self._outputs.append(StepOutputs(refused=((work.request.request_id, error),)))
 
     def _finish_drains(self) -> None:
         """Start replicas again that are to be and have nothing left."""
@@ -354,15 +315,6 @@ class _Delays:
     def __call__(self) -> float | None:
         delay_s, self._next_s = self._next_s, 30.0
         return delay_s
-
-
-def _final(end: FinishedSequence, work: LiveWork) -> FinishedSequence:
-    """Return the end of a request; one that was asked to end while it was being moved ends for that reason. Pure."""
-    if work.num_cached_tokens >= 0:
-        end = attrs.evolve(end, num_cached_tokens=work.num_cached_tokens)
-    if end.finish_reason is FinishReason.MOVED and work.ending is not None:
-        end = attrs.evolve(end, finish_reason=work.ending)
-    return attrs.evolve(end, slot=work.slot)
 
 
 def _end_of(work: LiveWork, request: Request, reason: FinishReason) -> FinishedSequence:

@@ -51,7 +51,7 @@ def test_what_can_be_known_here_is_refused_at_once(
     with pytest.raises(error):
         line.client.add(request("a", **bad))
     assert not line.client.has_work
-    assert line.client.num_live == 0
+    assert not line.client.has_work
 
 
 def test_a_live_id_is_refused_until_its_end_has_come(open_line: Callable[..., Any]) -> None:
@@ -83,7 +83,7 @@ def test_a_refusal_of_the_engine_comes_with_its_class_and_words(open_line: Calla
     assert type(error) is RequestRefusedError
     assert "nobody serves c" in str(error)
     assert not line.client.has_outputs
-    assert line.client.num_live == line.worker.num_live == 0
+    assert (line.client.has_work, line.worker.num_live) == (False, 0)
 
 
 def test_an_abort_is_answered_with_what_there_is(open_line: Callable[..., Any]) -> None:
@@ -99,7 +99,7 @@ def test_an_abort_is_answered_with_what_there_is(open_line: Callable[..., Any]) 
     ends = [end for deltas in line.settle() for end in deltas.finished]
     assert {end.request_id: end.finish_reason for end in ends} == {"a": FinishReason.ABORT, "b": FinishReason.STOP}
     assert all(0 < len(end.token_ids) < 500 for end in ends)
-    assert line.client.num_live == line.worker.num_live == 0
+    assert (line.client.has_work, line.worker.num_live) == (False, 0)
 
 
 def test_texts_are_embedded_and_bad_ones_refused(open_line: Callable[..., Any]) -> None:
@@ -196,7 +196,7 @@ def test_whatever_the_order_of_requests_aborts_and_steps_nothing_is_left(
     ended += [end.request_id for deltas in line.settle() for end in deltas.finished]
     ended += [name for name, _ in line.refused if name.startswith("r")]
     assert sorted(ended) == sorted(f"r{number}" for number in range(num_added))
-    assert line.client.num_live == line.worker.num_live == 0
+    assert (line.client.has_work, line.worker.num_live) == (False, 0)
     assert not line.engine.has_work
     assert line.engine._state.blocks.num_used == 0
 
@@ -245,7 +245,7 @@ def test_a_value_that_cannot_be_sent_is_refused_alone_and_named(
     assert caught.value.field == field
     line.client.add(request("bad"))  # the id is free again
     assert set(endings(line.settle())) == {"before", "bad"}
-    assert line.client.num_live == line.worker.num_live == 0
+    assert (line.client.has_work, line.worker.num_live) == (False, 0)
 
 
 def test_numbers_of_numpy_are_sent_as_numbers(open_line: Callable[..., Any]) -> None:
