@@ -16,7 +16,7 @@ import linecache
 import logging
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import attrs
 
@@ -24,12 +24,11 @@ from trencadis.errors import StepFailedError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces.laws import Rule, rules_of
 
-__all__ = ["Contained", "Fallback", "Guard", "Guarded", "TooSlowError", "Words"]
+__all__ = ["Contained", "Fallback", "Guard", "Guarded", "TooSlowError"]
 
 logger = logging.getLogger("trencadis.engine")
 
 S = TypeVar("S")
-T = TypeVar("T")
 
 Call = Callable[..., Any]
 
@@ -111,7 +110,10 @@ class Guard(Generic[S]):
         self._meter = meter or CallMeter(label)
         self._faults = FaultLog(logger)
         self._plain: dict[str, Call] = {}
-        names = _methods(self._contract) if isinstance(self, self._contract) else list(self._rules)
+        own = isinstance(self, self._contract)
+        names = [
+            one for one in dir(contract) if own and one[0] != "_" and callable(getattr(contract, one))
+        ] or self._rules
         self._offered = [name for name in names if _is_undefined(type(self), self._contract, name)]
         self._beside: Any = None
         self.strategy = strategy
@@ -199,9 +201,8 @@ class Guarded(Guard[S]):
         label: See :class:`Guard`.
         strategy: The chosen component.
         make_fallback: Makes the fallback; None if the config names none.
-        meter: See :class:`Guard`.
-        capabilities: See :class:`Guard`.
         ends_if_slow: Fail when it is too slow and there is no fallback.
+        options: Other arguments of :class:`Guard`.
 
     Attributes:
         num_quarantined: Components that failed or were too slow.
@@ -215,16 +216,15 @@ class Guarded(Guard[S]):
         strategy: S,
         make_fallback: Callable[[], S] | None = None,
         *,
-        meter: CallMeter | None = None,
-        capabilities: tuple[type, ...] = (),
         ends_if_slow: bool = False,
+        **options: Any,
     ) -> None:
         self.num_quarantined = 0
         self.is_replaced = False
         self._make_fallback = make_fallback
         self._ends_if_slow = ends_if_slow
         self._resting: tuple[str, Fallback[S]] | None = None
-        super().__init__(contract, label, strategy, meter=meter, capabilities=capabilities)
+        super().__init__(contract, label, strategy, **options)
 
     def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in the component's place.
@@ -315,79 +315,36 @@ class Guarded(Guard[S]):
             )
 
 
-@attrs.frozen
-class Words:
-    """What is logged of a contained component, after its label.
-
-    Attributes:
-        goes_on: What becomes of a call that raised: it follows "… raised X in method()".
-        off: Follows why it is switched off; ``{how_long}`` is replaced.
-        back: It is called again; empty: nothing is said.
-    """
-
-    goes_on: str
-    off: str
-    back: str = ""
-
-
 class Contained(Guard[S]):
     """A component without which things go on: what it raises counts as the answer of the rule that brings nothing.
 
     It is switched off for a while if it is too slow, or raised too often in a row.
 
-    Args:
-        contract: See :class:`Guard`.
-        label: See :class:`Guard`.
-        strategy: See :class:`Guard`.
-        words: For the log.
-        meter: See :class:`Guard`.
-        capabilities: See :class:`Guard`.
-        max_errors: So many errors in a row switch it off; 0: however many there are, none does.
-
     Attributes:
+        goes_on: What becomes of a call that raised, for the log: it follows "… raised X in method()".
+        off: Follows why the component is switched off; ``{how_long}`` is replaced.
+        back: It is called again.
+        max_errors: So many errors in a row switch it off; 0: however many there are, none does.
         num_errors: Calls that raised or broke the contract.
     """
 
-    def __init__(
-        self,
-        contract: Callable[..., S],
-        label: str,
-        strategy: S,
-        words: Words,
-        *,
-        meter: CallMeter | None = None,
-        capabilities: tuple[type, ...] = (),
-        max_errors: int = 0,
-    ) -> None:
-        self.num_errors = self._num_in_a_row = 0
-        self._words = words
-        self._max_errors = max_errors
-        self._is_closed = False
-        super().__init__(contract, label, strategy, meter=meter, capabilities=capabilities)
+    goes_on: ClassVar[str]
+    off: ClassVar[str] = ""
+    back: ClassVar[str] = ""
+    max_errors: ClassVar[int] = 0
+    num_errors = _num_in_a_row = 0
+    _is_closed = False
 
     @property
     def is_off(self) -> bool:
         """Whether the component is switched off for a while, or closed: only calls that are made in any case are made."""
         if self._meter.is_due:
             self._meter.switch_on()
-            if self._words.back:
-                logger.warning("%s %s.", self.label, self._words.back)
+            logger.warning("%s %s.", self.label, self.back)
         return self._meter.is_off or self._is_closed
 
-    def contained(self, method: str, call: Callable[[], T], otherwise: T) -> T:
-        """Return the result of a call whose failure does not count towards switching the component off."""
-        try:
-            return call()
-        except BaseException as error:
-            reraise_interrupt(error)
-            self._log(method, f"raised {as_words(error)} in {method}().", error)
-            return otherwise
-
     def _readiness(self, rule: Rule) -> Callable[[], bool] | None:
-        return None if rule.always else self._is_on
-
-    def _is_on(self) -> bool:
-        return not self.is_off
+        return None if rule.always else lambda: not self.is_off
 
     def _further(self, rule: Rule) -> Call:
         check = super()._further(rule)
@@ -406,9 +363,10 @@ class Contained(Guard[S]):
     def _failed(self, rule: Rule, error: BaseException, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         self.num_errors += 1
         self._num_in_a_row += 1
-        self._log(rule.method, f"raised {as_words(error)} in {rule.method}(){self._words.goes_on}", error)
-        if self._num_in_a_row >= self._max_errors > 0:
-            self._switch_off(f"raised {self._max_errors} times in a row")
+        said = f"{self.label} raised {as_words(error)} in {rule.method}(){self.goes_on}"
+        self._faults.say(f"{self.label}.{rule.method}", said, error=error)
+        if self._num_in_a_row >= self.max_errors > 0:
+            self._switch_off(f"raised {self.max_errors} times in a row")
         return self._instead(rule, args, named)
 
     def _note_slow(self, rule: Rule, took_s: float, num_budgets: float) -> None:
@@ -418,27 +376,23 @@ class Contained(Guard[S]):
     def _switch_off(self, fault: str) -> None:
         if not self._meter.is_off:
             self._num_in_a_row = 0
-            how_long = self._meter.switch_off(fault)
-            logger.error("%s %s%s", self.label, fault, self._words.off.format(how_long=how_long))
-
-    def _log(self, method: str, fault: str, error: BaseException | None = None) -> None:
-        self._faults.say(f"{self.label}.{method}", f"{self.label} {fault}", error=error)
+            logger.error("%s %s%s", self.label, fault, self.off.format(how_long=self._meter.switch_off(fault)))
 
 
 @functools.cache
 def _maker(rule: Rule, *, can_rest: bool, looks_further: bool) -> Call:
     """Return what makes the function that calls a method by its rule."""
+    ready = (
+        f"\n        if not _is_ready():\n            return _guard._instead(_rule, {rule.packed})" if can_rest else ""
+    )
+    asked = ", ".join([repr(rule.method), "_answer", *(rule.law.reads if rule.law else ())])
     source = _MADE.format(
         method=rule.method,
         declared=rule.declared,
         passed=rule.passed,
         packed=rule.packed,
-        readiness=f"\n        if not _is_ready():\n            return _guard._instead(_rule, {rule.packed})"
-        if can_rest
-        else "",
-        law=""
-        if rule.law is None
-        else f"\n            _answer = _test({', '.join([repr(rule.method), '_answer', *rule.law.reads])})",
+        readiness=ready,
+        law=f"\n            _answer = _test({asked})" if rule.law else "",
         further=f"\n            _answer = _further(_answer, {rule.packed})" if looks_further else "",
     )
     name = f"<guard of {rule.method}>"
@@ -459,10 +413,6 @@ def _is_undefined(guard: type, contract: type, method: str) -> bool:
     """Return whether the class of a guard leaves a method to what is made for it."""
     own = getattr(guard, method, None)
     return own is None or own is getattr(contract, method, None)
-
-
-def _methods(contract: type) -> list[str]:
-    return [name for name in dir(contract) if not name.startswith("_") and callable(getattr(contract, name))]
 
 
 def _lacking(rule: Rule) -> Call:

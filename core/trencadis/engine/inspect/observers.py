@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from trencadis.clock import Clock
-from trencadis.engine.guard import Contained, Words
+from trencadis.engine.guard import Contained
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.faults import CallMeter, FaultLog
 from trencadis.interfaces import Observer
@@ -25,6 +25,10 @@ _WINDOW = 100
 class _Watched(Contained[Observer]):
     """An observer, with the time that its calls in steps and its pages took: the ones take microseconds, the others milliseconds."""
 
+    goes_on = "; the run goes on, further failures are counted."
+    off = ": it is switched off {how_long}."
+    back = "is called again"
+
     def __init__(self, name: str, observer: Observer, clock: Clock, *, budget_s: float, is_kept: bool) -> None:
         self._is_kept = is_kept
         self._num_calls, self._spent_s = 0, 0.0
@@ -37,12 +41,7 @@ class _Watched(Contained[Observer]):
             max_overruns=2,
             at_once=5,
         )
-        words = Words(
-            goes_on="; the run goes on, further failures are counted.",
-            off=": it is switched off {how_long}.",
-            back="is called again",
-        )
-        super().__init__(Observer, name, observer, words, meter=meter)
+        super().__init__(Observer, name, observer, meter=meter)
 
     def _made(self, rule: Rule, call: Callable[..., Any]) -> Callable[..., Any]:
         made = super()._made(rule, call)

@@ -99,7 +99,7 @@ class PipelinedScheduling(GuardedScheduling):
         What can be computed is shared out over the batches of one round, so that a prompt is through soon; if more waits than fits, over
         those of several. Tokens in the last of these batches are counted in: a prompt is cut into equal parts, not into ever smaller ones.
         """
-        split = super().split(view, token_budget=token_budget)
+        split = self.ask.split(view, token_budget=token_budget)
         self._recent.appendleft(self._taken)
         self._taken = 0
         left = view.num_tokens[view.running] - view.num_computed_tokens[view.running]
@@ -123,8 +123,8 @@ class PipelinedScheduling(GuardedScheduling):
 
         So one that takes prompts whole does so.
         """
-        chunk = super().chunk(view, slot=slot, num_remaining=num_remaining, token_budget=token_budget + self._withheld)
+        chunk = self.ask.chunk(view, slot=slot, num_remaining=num_remaining, token_budget=token_budget + self._withheld)
         if chunk > token_budget:
-            chunk = super().chunk(view, slot=slot, num_remaining=num_remaining, token_budget=token_budget) or chunk
+            chunk = self.ask.chunk(view, slot=slot, num_remaining=num_remaining, token_budget=token_budget) or chunk
         self._taken += chunk
         return chunk

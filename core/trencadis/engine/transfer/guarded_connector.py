@@ -6,10 +6,10 @@ The capabilities of a scheduler side are found once, here: an attribute that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from trencadis.activity import ACTIVITY
-from trencadis.engine.guard import Contained, Words
+from trencadis.engine.guard import Contained
 from trencadis.errors import ContractError, PluginLoadError, TrencadisError
 from trencadis.faults import CallMeter, as_words, reraise_interrupt
 from trencadis.interfaces import (
@@ -29,9 +29,6 @@ from trencadis.interfaces.laws import Rule
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
 
 __all__ = ["GuardedConnector", "GuardedWorker"]
-
-_MAX_ERRORS: Final = 3
-"""An exception may be one request's bad luck; three in a row are the connector's."""
 
 
 _CLOSE: Final = Rule(method="close", is_told=True, waits=True)
@@ -53,6 +50,14 @@ class GuardedConnector(Contained[KVSchedulerSide]):
         is_timed: It has ``on_step``.
     """
 
+    goes_on = "; counted as a miss."
+    off = (
+        " and is switched off {how_long}; serving goes on without it. Mend it, or choose another in kv_connector.name."
+    )
+    back = "is asked again"
+    max_errors = 3
+    """An exception may be one request's bad luck; three in a row are the connector's."""
+
     on_unused: Callable[[int], None]
     on_computed: Callable[..., None]
     on_finished: Callable[..., int | None]
@@ -69,11 +74,6 @@ class GuardedConnector(Contained[KVSchedulerSide]):
             KVSchedulerSide,
             label,
             side,
-            Words(
-                goes_on="; counted as a miss.",
-                off=" and is switched off {how_long}; serving goes on without it. Mend it, or choose another in kv_connector.name.",
-                back="is asked again",
-            ),
             meter=meter,
             capabilities=(
                 SupportsHandover,
@@ -82,7 +82,6 @@ class GuardedConnector(Contained[KVSchedulerSide]):
                 SupportsStepTimes,
                 SupportsRemoteWorkers,
             ),
-            max_errors=_MAX_ERRORS,
         )
         self.handover = cast("SupportsHandover", self.ask) if isinstance(side, SupportsHandover) else None
         self.remote_prefill = (
@@ -128,16 +127,27 @@ class GuardedConnector(Contained[KVSchedulerSide]):
         """Return the connector's metrics; empty if it has none."""
         if not isinstance(self.strategy, SupportsMetrics):
             return ""
-        text: object = self.contained("metrics", self.strategy.metrics, "")
+        text: object = self._contained("metrics", self.strategy.metrics, "")
         if isinstance(text, str):
             return text
-        self._log("metrics returned", f"metrics() returned {type(text).__name__}, which is no text.")
+        said = f"{self.label} metrics() returned {type(text).__name__}, which is no text."
+        self._faults.say(f"{self.label}.metrics returned", said)
         return ""
 
     def close(self) -> None:
         """Close it; may be called twice."""
         self._is_closed = True
-        self.contained("close", self.strategy.close, None)
+        self._contained("close", self.strategy.close, None)
+
+    def _contained(self, method: str, call: Callable[[], Any], otherwise: Any) -> Any:
+        """Return the result of a call whose failure does not count towards switching the side off."""
+        try:
+            return call()
+        except BaseException as error:
+            reraise_interrupt(error)
+            said = f"{self.label} raised {as_words(error)} in {method}()."
+            self._faults.say(f"{self.label}.{method}", said, error=error)
+            return otherwise
 
 
 class GuardedWorker(Contained[KVWorkerSide], KVWorkerSide, SupportsRemoteScheduler):
@@ -152,6 +162,8 @@ class GuardedWorker(Contained[KVWorkerSide], KVWorkerSide, SupportsRemoteSchedul
         remake: Makes the same in the process of a rank, to which it travels.
     """
 
+    goes_on = " of its worker side; the step goes on without it."
+
     def __init__(
         self,
         side: KVWorkerSide,
@@ -165,7 +177,6 @@ class GuardedWorker(Contained[KVWorkerSide], KVWorkerSide, SupportsRemoteSchedul
             KVWorkerSide,
             label,
             side,
-            Words(goes_on=" of its worker side; the step goes on without it.", off=""),
             meter=meter or CallMeter(label, thread=ACTIVITY.device),
         )
         self._close = self._made(_CLOSE, side.close)
