@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from trencadis.api import (
     LEDGER,
@@ -90,7 +91,7 @@ def open_transport(
     _check_plugins(registry)
     LEDGER.begin("engine process")
     process = EngineProcess(
-        tables=dump_config(config),
+        tables=_tables(config, registry),
         sources=dict(registry.sources),
         log_levels=log_levels(),
         watchdog_s=config.engine.watchdog_s,
@@ -98,6 +99,12 @@ def open_transport(
     )
     channel = Channel(process.address, binds=True, never_waits=never_waits)
     return Transport(channel, process, clock=SystemClock())
+
+
+def _tables(config: Config, registry: Registry) -> dict[str, Any]:
+    """Return the configuration without tables of plugins' nouns that choose the default: their names would ask for plugins on demand."""
+    idle = {name: {"name": noun.default} for name, noun in registry.nouns.items() if name in config.tables}
+    return {name: table for name, table in dump_config(config).items() if table != idle.get(name)}
 
 
 def _check_plugins(registry: Registry) -> None:
