@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trencadis.config.check_sources import SourceCheck, check_sources, rules_or_defaults
     from trencadis.config.dump import dump_config, dump_options
     from trencadis.config.explain import explain
-    from trencadis.config.messages import value_error
+    from trencadis.config.messages import origin, show, value_error
     from trencadis.config.schema import BUCKETING_BY_LAYOUT, NounConfig, PluginsConfig, RouterConfig
     from trencadis.config.settings import ENVIRONMENT_PREFIX
     from trencadis.console import on_terminal, track
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from trencadis.engine.request_check import check_request
     from trencadis.engine.scheduling.tenants import FailureCosts
     from trencadis.log import configure_logging, loading_level, log_levels
-    from trencadis.plan_lock import PlanLock, differences, lock_from, lock_of, read_lock
     from trencadis.registry import (
         Choice,
         Provenance,
@@ -132,7 +131,6 @@ _HOMES = {
     "MetricsRequest": "client.dispatcher",
     "NounConfig": "config.schema",
     "OutputStream": "client.output_stream",
-    "PlanLock": "plan_lock",
     "PluginLoader": "registry.manager",
     "PluginsConfig": "config.schema",
     "Provenance": "registry",
@@ -161,7 +159,6 @@ _HOMES = {
     "claim_process": "startup",
     "completing_buckets": "engine.batching.warmup",
     "configure_logging": "log",
-    "differences": "plan_lock",
     "dump_config": "config.dump",
     "dump_options": "config.dump",
     "encode_chat": "text",
@@ -176,13 +173,11 @@ _HOMES = {
     "load_with_plugins": "registry",
     "loading": "client.factory",
     "loading_level": "log",
-    "lock_from": "plan_lock",
-    "lock_of": "plan_lock",
     "log_levels": "log",
     "on_terminal": "console",
+    "origin": "config.messages",
     "rare_collections": "startup",
     "read_config_file": "config",
-    "read_lock": "plan_lock",
     "read_prefixes": "text",
     "reason": "config.attribution",
     "render_chat": "text",
@@ -192,6 +187,7 @@ _HOMES = {
     "rows_of": "registry.listing",
     "rules_or_defaults": "config.check_sources",
     "running_loop": "client.output_stream",
+    "show": "config.messages",
     "start_in_words": "startup",
     "step_outputs": "client.engine_client",
     "track": "console",
@@ -238,7 +234,6 @@ __all__ = [
     "MetricsRequest",
     "NounConfig",
     "OutputStream",
-    "PlanLock",
     "PluginLoader",
     "PluginsConfig",
     "Provenance",
@@ -267,7 +262,6 @@ __all__ = [
     "claim_process",
     "completing_buckets",
     "configure_logging",
-    "differences",
     "dump_config",
     "dump_options",
     "encode_chat",
@@ -282,13 +276,11 @@ __all__ = [
     "load_with_plugins",
     "loading",
     "loading_level",
-    "lock_from",
-    "lock_of",
     "log_levels",
     "on_terminal",
+    "origin",
     "rare_collections",
     "read_config_file",
-    "read_lock",
     "read_prefixes",
     "reason",
     "render_chat",
@@ -298,6 +290,7 @@ __all__ = [
     "rows_of",
     "rules_or_defaults",
     "running_loop",
+    "show",
     "start_in_words",
     "step_outputs",
     "track",

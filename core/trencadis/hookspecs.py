@@ -32,6 +32,8 @@ from trencadis.interfaces.noun import Noun
 from trencadis.interfaces.placement import Placement
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trencadis.records import ModelFacts
 
 __all__ = ["NOUNS", "PROCESSOR_GROUP", "PROJECT_NAME", "hookimpl", "hookspec"]
@@ -266,6 +268,19 @@ def trencadis_configure(config: Any) -> None:
 
     Args:
         config: The frozen ``trencadis.config.Config``.
+    """
+
+
+@hookspec
+def trencadis_check_lock(file: Path, config: Any, registry: Any) -> None:
+    """Refuse a configuration that is not the one of a lock file, by raising a ``PlanLockError``.
+
+    *Called:* where a command is given ``--locked``, before it does anything.
+
+    Args:
+        file: The lock file.
+        config: The frozen ``trencadis.config.Config``.
+        registry: The plugins, all loaded.
     """
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Command, CommandGroup, Component, ComponentContext
@@ -15,7 +16,7 @@ from trencadis_tools.simulated_store.config import SimulatedStoreConfig
 if TYPE_CHECKING:
     from trencadis.interfaces import ConnectorPair
 
-__all__ = ["trencadis_commands", "trencadis_kv_connectors"]
+__all__ = ["trencadis_check_lock", "trencadis_commands", "trencadis_kv_connectors"]
 
 _COMMANDS = {
     CommandGroup.LOOKING: {
@@ -51,6 +52,14 @@ def trencadis_commands() -> Iterable[Command]:
             module = f"trencadis_tools.commands.{name.replace('-', '_')}"
             load = partial(importlib.import_module, module)
             yield Command(name=name, summary=summary, group=group, load=load)
+
+
+@hookimpl
+def trencadis_check_lock(file: Path, config: Any, registry: Any) -> None:
+    """Compare with a file of ``trencadis lock``."""
+    from trencadis_tools.lock import check_lock
+
+    check_lock(file, config, registry)
 
 
 @hookimpl

@@ -273,8 +273,7 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
     level, loading = _log_levels(module, args)
     configure_logging(level, args.resolved.config.log.format, loading=loading)
     if getattr(args, "locked", None):
-        check_lock = importlib.import_module("trencadis.plan_lock").check_lock
-        check_lock(args.locked, args.resolved.config, registry)
+        registry.check_lock(args.locked, args.resolved.config)
     code: int = module.run(args, args.resolved.config, registry)
     return code
 

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -21,6 +22,7 @@ from trencadis.config.schema import HERE
 from trencadis.config.settings import with_nouns
 from trencadis.errors import (
     ComponentConflictError,
+    ConfigError,
     ConfigValueError,
     ContractError,
     PluginError,
@@ -442,6 +444,18 @@ class Registry:
             return
         self._configured = config
         self._call("trencadis_configure", lambda hook: hook.call_historic(kwargs={"config": config}))
+
+    def check_lock(self, file: Path, config: Config) -> None:
+        """Let plugins refuse a configuration that is not the one of a lock file.
+
+        Raises:
+            PlanLockError: It is not.
+            ConfigError: The file cannot be used, or no plugin reads such files.
+            PluginLoadError: A plugin raised.
+        """
+        if not self._loader.hooks.trencadis_check_lock.get_hookimpls():
+            raise ConfigError("--locked: no plugin that reads lock files can be used.", hint=self._trouble())
+        self._call("trencadis_check_lock", lambda hook: hook(file=file, config=config, registry=self))
 
     def select_backend(self, default: str) -> str:
         """Return the first answer of the plugins to "which backend?", or ``default`` if none answers.

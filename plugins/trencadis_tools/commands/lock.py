@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from trencadis.api import Config, Registry, differences, lock_of, read_lock
+from trencadis.api import Config, Registry
 from trencadis.errors import ConfigError
+from trencadis_tools.lock import differences, lock_of, read_lock
 
 __all__ = ["add_arguments", "run"]
 

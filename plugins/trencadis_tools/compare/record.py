@@ -18,12 +18,12 @@ from typing import Any
 import attrs
 
 import trencadis
-from trencadis.api import PlanLock, differences, lock_from, lock_of
 from trencadis.errors import ConfigError
 from trencadis.files import read_json
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import PointResult, rate_of
 from trencadis_tools.compare.wording import outcome_notes, sentence
+from trencadis_tools.lock import PlanLock, differences, lock_from, lock_of
 from trencadis_tools.workloads import Workload
 
 __all__ = [

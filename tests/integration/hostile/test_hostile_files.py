@@ -15,13 +15,13 @@ from trencadis.cli.main import main
 from trencadis.config import load_config
 from trencadis.errors import TrencadisError
 from trencadis.files import MAX_DEPTH, parse_json, parse_toml, read_bytes
-from trencadis.plan_lock import read_lock
 from trencadis.text.prefixes import read_prefixes
 from trencadis_gaudi.fp8.measurements import read_measurements
 from trencadis_gaudi.fp8.methods import read_quant_config
 from trencadis_kv.codecs.key import read_key
 from trencadis_server.batch.files import read_output
 from trencadis_tools.layout.model import read_plan_file
+from trencadis_tools.lock import read_lock
 from trencadis_torch.parallel import placement, plan
 
 MANY = 100_000

@@ -19,15 +19,22 @@ import attrs
 import msgspec
 
 import trencadis
-from trencadis.config import Config
-from trencadis.config.dump import dump_config, dump_options
-from trencadis.config.import_paths import is_import_path
-from trencadis.config.messages import origin, show
-from trencadis.config.settings import CORE_TABLES, Setting
+from trencadis.api import (
+    Choice,
+    Config,
+    Provenance,
+    Registry,
+    ResolvedPlan,
+    Settings,
+    dump_config,
+    dump_options,
+    origin,
+    resolve_model_path,
+    resolve_plan,
+    show,
+)
 from trencadis.errors import ConfigError, PlanLockError
 from trencadis.files import read_json
-from trencadis.registry import Choice, Provenance, Registry, ResolvedPlan, resolve_plan
-from trencadis.text import resolve_model_path
 
 __all__ = ["PlanLock", "check_lock", "differences", "lock_from", "lock_of", "read_lock"]
 
@@ -125,7 +132,7 @@ def _settings_of(config: Config, registry: Registry, choices: Iterable[Choice]) 
     tree = dump_config(config)
     found: dict[str, Any] = {}
     for setting in registry.settings:
-        if _is_locked(setting):
+        if _is_locked(setting, registry.settings):
             found[setting.path] = (
                 "***" if setting.secret and tree[setting.table][setting.key] else tree[setting.table][setting.key]
             )
@@ -138,11 +145,11 @@ def _settings_of(config: Config, registry: Registry, choices: Iterable[Choice]) 
     return dict(json.loads(json.dumps(found, default=str)))
 
 
-def _is_locked(setting: Setting) -> bool:
-    """Return whether a setting of the core's tables is part of a lock. Pure."""
-    if setting.table not in CORE_TABLES or setting.table in _FREE_TABLES or setting.path in _FREE_SETTINGS:
-        return False
-    return not setting.of_noun  # components are compared themselves
+def _is_locked(setting: Any, settings: Settings) -> bool:
+    """Return whether a setting of the core's tables is part of a lock; components are compared themselves. Pure."""
+    table = setting.table
+    of_core = "." not in table and table not in settings.tables_of_plugins() and table not in _FREE_TABLES
+    return of_core and not setting.of_noun and setting.path not in _FREE_SETTINGS
 
 
 def _model(path: str, revision: str) -> dict[str, str]:
@@ -280,7 +287,7 @@ def _option_tables(lock: PlanLock) -> set[str]:
 
 
 def _options_table(component: str) -> str:
-    return "options" if is_import_path(component) else component
+    return "options" if ":" in component else component
 
 
 def _words(subject: str, then: str, now: str, *, source: str = "", absent: str = "absent") -> str:

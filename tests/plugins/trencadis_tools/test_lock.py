@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trencadis.config import Config
 from trencadis.errors import ConfigError, PlanLockError
-from trencadis.plan_lock import PlanLock, check_lock, differences, lock_of, read_lock
-from trencadis.registry import load_with_plugins
+from trencadis.registry import Registry, load_with_plugins
 from trencadis.registry import provenance as provenance_module
+from trencadis_tools.lock import PlanLock, differences, lock_of, read_lock
 
 SOURCE = """
 import attrs
@@ -105,7 +106,7 @@ def test_a_lock_is_read_as_it_was_written_and_equal_locks_have_equal_bytes(locke
 def test_it_holds_plugins_files_components_options_versions_and_the_model(locked) -> None:
     lock, _ = locked(**LOTTERY)
     assert lock.plugins["draw"] == {"distribution": "lottery", "version": "1.0", "module": "lottery.plugin"}
-    assert {"lottery/__init__.py", "lottery/plugin.py", "trencadis/plan_lock.py"} <= lock.files.keys()
+    assert {"lottery/__init__.py", "lottery/plugin.py", "trencadis/api.py"} <= lock.files.keys()
     assert "trencadis_torch/attention/paged_attention.cpp" in lock.files, "kernels are code"
     assert lock.components["scheduling.name"] == {"component": "lottery", "noun": "scheduling", "plugin": "draw"}
     assert {"scheduling.fallback", "observer.names[0]", "bucketing.name[padded]"} <= lock.components.keys()
@@ -243,16 +244,22 @@ def test_a_start_that_differs_is_refused_with_the_first_differences(locked, tmp_
     resolved, registry = load_with_plugins(environ={}, entry_points=BUILT_IN)
     lock = lock_of(resolved.config, registry)
     file.write_text(lock.as_json())
-    check_lock(file, resolved.config, registry)
+    registry.check_lock(file, resolved.config)
     file.write_text(attrs.evolve(lock, versions={**lock.versions, **{f"p{i:02}": "1" for i in range(12)}}).as_json())
     with pytest.raises(PlanLockError) as caught:
-        check_lock(file, resolved.config, registry)
+        registry.check_lock(file, resolved.config)
     assert str(caught.value).splitlines() == [
         f"{file} locks another plan than this one:",
         *[f"  p{i:02} is absent, locked 1" for i in range(10)],
         "  and 2 more",
         "Undo the changes; or, if they are meant, write the lock anew: trencadis lock.",
     ]
+
+
+def test_without_a_plugin_that_has_trencadis_check_lock_nothing_is_held_to_a_lock(tmp_path: Path) -> None:
+    registry = Registry.discover(entry_points=())
+    with pytest.raises(ConfigError, match="--locked: no plugin that reads lock files can be used"):
+        registry.check_lock(tmp_path / "x.lock", Config())
 
 
 @pytest.mark.parametrize(
