@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from trencadis.client.runner import Runner
     from trencadis.config import Config, ConfigFile, ResolvedConfig, Settings, read_config_file
     from trencadis.config.attribution import reason
-    from trencadis.config.check_sources import SourceCheck, check_sources, rules_or_defaults
     from trencadis.config.dump import dump_config, dump_options
     from trencadis.config.explain import explain
+    from trencadis.config.load import load_config, rules_or_defaults
     from trencadis.config.messages import origin, show, value_error
     from trencadis.config.schema import BUCKETING_BY_LAYOUT, NounConfig, PluginsConfig, RouterConfig
     from trencadis.config.settings import ENVIRONMENT_PREFIX
@@ -144,7 +144,6 @@ _HOMES = {
     "SchedulingChange": "registry.switching",
     "SchedulingInForce": "registry.switching",
     "Settings": "config",
-    "SourceCheck": "config.check_sources",
     "StepOutputs": "client.engine_client",
     "Submission": "client.dispatcher",
     "ThreadWatch": "thread_watch",
@@ -155,7 +154,6 @@ _HOMES = {
     "check_model": "client.factory",
     "check_model_path": "text",
     "check_request": "engine.request_check",
-    "check_sources": "config.check_sources",
     "claim_process": "startup",
     "completing_buckets": "engine.batching.warmup",
     "configure_logging": "log",
@@ -168,6 +166,7 @@ _HOMES = {
     "explain": "config.explain",
     "is_hub_id": "text",
     "last_start": "startup",
+    "load_config": "config.load",
     "load_configured_tokenizer": "text",
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
@@ -185,7 +184,7 @@ _HOMES = {
     "resolve_model_path": "text",
     "resolve_plan": "registry",
     "rows_of": "registry.listing",
-    "rules_or_defaults": "config.check_sources",
+    "rules_or_defaults": "config.load",
     "running_loop": "client.output_stream",
     "show": "config.messages",
     "start_in_words": "startup",
@@ -247,7 +246,6 @@ __all__ = [
     "SchedulingChange",
     "SchedulingInForce",
     "Settings",
-    "SourceCheck",
     "StepOutputs",
     "Submission",
     "ThreadWatch",
@@ -258,7 +256,6 @@ __all__ = [
     "check_model",
     "check_model_path",
     "check_request",
-    "check_sources",
     "claim_process",
     "completing_buckets",
     "configure_logging",
@@ -271,6 +268,7 @@ __all__ = [
     "explain",
     "is_hub_id",
     "last_start",
+    "load_config",
     "load_configured_tokenizer",
     "load_tokenizer",
     "load_with_plugins",

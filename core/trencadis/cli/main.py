@@ -26,7 +26,7 @@ from trencadis.cli.flags import HELP_ALL, CommandParser, config_file, set_aside_
 from trencadis.cli.help import commands_help
 from trencadis.cli.spelling import refuse_foreign_flags, whole_flags
 from trencadis.config import ConfigFile, Settings, load_config, plugin_rules, read_config_file, settings_of
-from trencadis.config.check_sources import rules_or_defaults
+from trencadis.config.load import rules_or_defaults
 from trencadis.config.messages import DEFAULT
 from trencadis.config.sources import split_flags
 from trencadis.console import on_terminal

@@ -8,7 +8,8 @@ flags┘
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,7 @@ from trencadis.config.aliases import from_aliases, warn_of_unused
 from trencadis.config.builder import ConfigBuilder
 from trencadis.config.messages import ARGUMENT, DEFAULT
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, Config, PluginsConfig
-from trencadis.config.settings import ComponentClasses, Settings, settings_of, settings_of_table
+from trencadis.config.settings import ENVIRONMENT_PREFIX, ComponentClasses, Settings, settings_of, settings_of_table
 from trencadis.config.sources import (
     BLOCKED_VARIABLE,
     FILE_VARIABLE,
@@ -30,10 +31,10 @@ from trencadis.config.sources import (
     nest,
     read_file,
 )
-from trencadis.config.unknown_variables import warn_of_unknown
+from trencadis.config.unknown_variables import unknown_variables, warn_of_unknown
 from trencadis.errors import ConfigError
 
-__all__ = ["ConfigFile", "ResolvedConfig", "load_config", "plugin_rules", "read_config_file"]
+__all__ = ["ConfigFile", "ResolvedConfig", "load_config", "plugin_rules", "read_config_file", "rules_or_defaults"]
 
 _PLUGINS = "plugins"
 _BLOCKED = "plugins.blocked"
@@ -92,12 +93,14 @@ class ResolvedConfig:
         sources: By dotted path: ``default``, a file name, ``environment NAME``, ``flag --name`` or ``argument``.
         values: The typed values by dotted path, options of import-path components included.
         settings: The catalogue the configuration was loaded with.
+        unknown: Variables of the environment that have no effect, each with advice.
     """
 
     config: Config
     sources: Mapping[str, str]
     values: Mapping[str, Any]
     settings: Settings = attrs.field(repr=False, eq=False)
+    unknown: Mapping[str, str] = attrs.field(factory=dict, repr=False, eq=False)
 
 
 def load_config(
@@ -109,6 +112,7 @@ def load_config(
     flags: Mapping[str, str] | Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
     may_import: bool = True,
+    on_error: Callable[[ConfigError], None] | None = None,
 ) -> ResolvedConfig:
     """Return the configuration that all sources make together. Reads the file; else pure but for warnings.
 
@@ -120,6 +124,8 @@ def load_config(
         flags: Tokens ``["--engine.seed", "3"]``, or a mapping of flag to text.
         overrides: Dotted path to value, from Python; wins over everything.
         may_import: Flags and overrides are the operator's own; False: they were read from a received file.
+        on_error: Called for each wrong value of file, environment and flags, which then does not count, and for values that contradict
+            each other: then the defaults count. Unknown variables are not logged. None: the first error is raised.
 
     Raises:
         ImportPathRefusedError: An import path, in a value that is not the operator's.
@@ -129,10 +135,26 @@ def load_config(
     """
     settings = settings or settings_of(components)
     environment = os.environ if environ is None else environ
-    given = {item.path: item for item in _gather(settings, file, environment, flags, overrides or {}, may_import)}
+    content = _content(file, environment)
+    if on_error is None:
+        items = _gather(settings, content, environment, flags, overrides or {}, may_import)
+    else:
+        items = _valid(settings, content, environment, flags, on_error)
+    given = {item.path: item for item in items}
     _add_blocked(given, environment)
     builder = ConfigBuilder(settings, given)
-    config = builder.config()
+    try:
+        config = builder.config()
+    except ConfigError as error:
+        # Each value may be right, and two of them together wrong: only loading all of them tells.
+        if on_error is None:
+            raise
+        on_error(error)
+        given, builder = {}, ConfigBuilder(settings, {})
+        config = builder.config()
+    unknown = unknown_variables(environment, settings)
+    if on_error is None:
+        warn_of_unknown(unknown)
     _warn(config, given.values(), environment, settings)
     sources = {setting.path: DEFAULT for setting in settings} | {path: item.source for path, item in given.items()}
     return ResolvedConfig(
@@ -140,11 +162,11 @@ def load_config(
         sources=MappingProxyType(sources),
         values=MappingProxyType(builder.values()),
         settings=settings,
+        unknown=unknown,
     )
 
 
 def _warn(config: Config, given: Iterable[RawValue], environ: Mapping[str, str], settings: Settings) -> None:
-    warn_of_unknown(environ, settings)
     name = config.bucketing.name
     # Which one "auto" is, the backend's layout says.
     may_be = BUCKETING_BY_LAYOUT.values() if name == "auto" else (name,)
@@ -183,16 +205,61 @@ def plugin_rules(
     return rules
 
 
+def rules_or_defaults(file: ConfigFile, flags: Sequence[str], environ: Mapping[str, str]) -> PluginsConfig:
+    """Return the table ``[plugins]``; the default if it cannot be known, which loading everything then says."""
+    try:
+        return plugin_rules(file=file, flags=flags, environ=environ)
+    except ConfigError:
+        return PluginsConfig()
+
+
+def _valid(
+    settings: Settings,
+    content: ConfigFile,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str] | Sequence[str],
+    on_error: Callable[[ConfigError], None],
+) -> Iterator[RawValue]:
+    """Yield every value that is right by itself, the weakest source first."""
+    readers: list[Callable[[], list[RawValue]]] = []
+    if content.error is not None:
+        on_error(content.error)
+    else:
+        read_leaf = partial(from_tree, settings=settings, source=content.name, may_import=content.may_import)
+        readers += [partial(read_leaf, nested) for nested in _leaves(content.tree)]
+    readers.append(partial(from_aliases, environ, settings))
+    for name, text in sorted(environ.items()):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            readers.append(partial(from_environment, {name: text}, settings))
+    readers += [partial(from_flags, [flag], settings) for flag in flags]
+    for read in readers:
+        try:
+            for item in read():
+                if settings.get(item.path) is not None:
+                    ConfigBuilder(settings, {item.path: item}).config()
+                yield item
+        except ConfigError as error:
+            on_error(error)
+
+
+def _leaves(tree: Mapping[str, Any], depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield trees with one key of one table each; tables in tables, those of components, one level further."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value and depth < 2:
+            yield from ({key: inner} for inner in _leaves(value, depth + 1))
+        else:
+            yield {key: value}
+
+
 def _gather(
     settings: Settings,
-    file: Path | ConfigFile | None,
+    content: ConfigFile,
     environ: Mapping[str, str],
     flags: Mapping[str, str] | Sequence[str],
     overrides: Mapping[str, Any],
     may_import: bool,
 ) -> Iterable[RawValue]:
     """Yield every given value, the weakest source first."""
-    content = _content(file, environ)
     yield from from_tree(content.tree, settings, content.name, may_import=content.may_import)
     yield from from_aliases(environ, settings)
     yield from from_environment(environ, settings)

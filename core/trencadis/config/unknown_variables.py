@@ -35,14 +35,9 @@ def unknown_variables(environ: Mapping[str, str], settings: Settings) -> dict[st
     }
 
 
-def warn_of_unknown(environ: Mapping[str, str], settings: Settings) -> None:
-    """Log each variable that starts like ours and has no effect. Its value stays untold: it may be a key.
-
-    Args:
-        environ: The environment.
-        settings: The catalogue.
-    """
-    for name, advice in unknown_variables(environ, settings).items():
+def warn_of_unknown(unknown: Mapping[str, str]) -> None:
+    """Log each variable of :func:`unknown_variables`. Its value stays untold: it may be a key."""
+    for name, advice in unknown.items():
         _log.warning("environment %s has no effect. %s", name, advice)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from trencadis.api import ConfigFile, Registry, ResolvedConfig, check_sources
+from trencadis.api import ConfigFile, Registry, ResolvedConfig, load_config
+from trencadis.errors import ConfigError
 from trencadis_tools.doctor.findings import Findings
 
 __all__ = ["check_configuration"]
@@ -22,11 +24,16 @@ def check_configuration(
         flags: Config flags.
         environ: Environment variables.
     """
-    check = check_sources(registry.settings, file=file, flags=flags, environ=environ)
-    for error in check.errors:
+    errors: list[ConfigError] = []
+    settings = registry.settings
+    resolved = load_config(settings=settings, file=file, flags=flags, environ=environ, on_error=errors.append)
+    for error in {str(error): error for error in errors}.values():
         found.fail_with(error)
-    for name, advice in check.unknown.items():
+    for name, advice in resolved.unknown.items():
         found.warn(f"environment {name}: has no effect", advice)
-    texts = [f"{number} from {name}" for name, number in check.counts.items()]
+    counts = Counter(source.partition(" ")[0] for source in resolved.sources.values() if source != "default")
+    if file.name:
+        counts.setdefault(file.name, 0)
+    texts = [f"{number} from {name}" for name, number in counts.most_common()]
     found.ok(f"valid values: {', '.join(texts) if texts else 'defaults only'}")
-    return check.resolved
+    return resolved
