@@ -5,23 +5,21 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import attrs
 import numpy as np
 
 from trencadis.clock import Clock
-from trencadis.errors import ContractError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
-from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
-from trencadis.records import Int32Array, Request, read_only
+from trencadis.interfaces import SchedulerView, SchedulingPolicy, legal, rules_of
+from trencadis.records import Request
 
 __all__ = ["NO_SHADOW", "Shadow", "ShadowStep"]
 
 logger = logging.getLogger("trencadis.engine")
-
-T = TypeVar("T")
 
 
 @attrs.frozen
@@ -43,6 +41,9 @@ class ShadowStep:
 
 NO_SHADOW = ShadowStep()
 """Of a step without a shadow."""
+
+
+_UNASKED = frozenset({"admit_tenant"})
 
 
 class Shadow:
@@ -78,84 +79,19 @@ class Shadow:
         self._meter = meter or CallMeter(label)
         self._displacements = 0.0
         self._step = _Open()
+        for method, rule in rules_of(SchedulingPolicy).items():
+            if method not in _UNASKED:
+                setattr(self, method, partial(self._ask if rule.is_told else self._ask_too, method))
 
     @property
     def mean_displacement(self) -> float:
         """Places by which it orders the waiting sequences otherwise, mean over sequences and orders."""
         return self._displacements / self.num_orders if self.num_orders else 0.0
 
-    # ------------------------------------------------------------------------------------------------ it is told
-
     def introduce(self, live: Iterable[tuple[int, Request]]) -> None:
         """Tell it of the requests that are there, in the order of arrival."""
         for slot, request in live:
-            self.on_added(slot=slot, request=request)
-
-    def on_added(self, *, slot: int, request: Request) -> None:
-        """Tell it of a new request."""
-        self._ask("on_added", lambda: self._policy.on_added(slot=slot, request=request))
-
-    def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
-        """Tell it that a sequence left."""
-        self._ask(
-            "on_finished",
-            lambda: self._policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens),
-        )
-
-    # ------------------------------------------------------------------------------------------------ it is asked
-
-    def admit(self, live: str, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> None:
-        """Ask whether it would refuse a request."""
-        answer = self._ask(
-            "admit", lambda: self._policy.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
-        )
-        if answer is not None and bool(answer) is not bool(live):
-            self.differing["admit"] += 1
-
-    def order(self, live: Int32Array, view: SchedulerView) -> None:
-        """Ask for an order."""
-        order = self._ask("order", lambda: self._order(view))
-        if order is None:
-            return
-        # Sorted by slot, both name the places of the same sequences.
-        places, own = np.argsort(live, kind="stable"), np.argsort(order, kind="stable")
-        displacement = float(np.abs(places - own).mean()) if len(places) else 0.0
-        self.num_orders += 1
-        self._displacements += displacement
-        self._step.displacement += displacement
-        self._compare("order", displacement == 0, live, order)
-
-    def split(self, live: TokenSplit, view: SchedulerView, *, token_budget: int) -> None:
-        """Ask for budgets; those beyond the step's are the same as the step's."""
-        split = self._ask("split", lambda: self._policy.split(copy.copy(view), token_budget=token_budget))
-        if split is not None:
-            same = [min(one, token_budget) == min(own, token_budget) for one, own in zip(live, split, strict=True)]
-            self._compare("split", all(same), live, split)
-
-    def chunk(self, live: int, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> None:
-        """Ask for the size of a chunk."""
-        chunk = self._ask(
-            "chunk",
-            lambda: self._policy.chunk(
-                copy.copy(view), slot=slot, num_remaining=num_remaining, token_budget=token_budget
-            ),
-        )
-        if chunk is not None:
-            self._compare("chunk", chunk == live, live, chunk)
-
-    def victim(self, live: int, view: SchedulerView, *, candidates: Int32Array) -> None:
-        """Ask who should lose its blocks."""
-        victim = self._ask("victim", lambda: self._policy.victim(copy.copy(view), candidates=read_only(candidates)))
-        if victim is not None:
-            self._compare("victim", victim == live, live, victim)
-
-    def give_way(self, live: int, view: SchedulerView, *, slot: int, candidates: Int32Array) -> None:
-        """Ask who should give way."""
-        victim = self._ask(
-            "give_way", lambda: self._policy.give_way(copy.copy(view), slot=slot, candidates=read_only(candidates))
-        )
-        if victim is not None:
-            self._compare("give_way", victim == live, live, victim)
+            self._ask("on_added", slot=slot, request=request)
 
     # ------------------------------------------------------------------------------------------------ what came of it
 
@@ -178,20 +114,42 @@ class Shadow:
             "seconds": round(self.spent_s, 6),
         }
 
-    def _order(self, view: SchedulerView) -> Int32Array:
-        order = np.asarray(self._policy.order(copy.copy(view)))
-        if order.dtype.kind not in "iu" or not np.array_equal(np.sort(order), np.sort(view.waiting)):
-            raise ContractError(f"order() returned {shown(order)}, no permutation of {shown(view.waiting)}")
-        return order
+    def _ask_too(self, method: str, live: object, *args: Any, **named: Any) -> None:
+        """Ask what the live policy answered, and compare."""
+        own = self._ask(method, *args, **named)
+        if own is None:
+            return
+        if method == "admit":  # between two steps
+            if bool(own) is not bool(live):
+                self.differing["admit"] += 1
+        elif method == "order":
+            self._compare(method, self._displacement(live, own) == 0, live, own)
+        elif method == "split":  # budgets beyond the step's are the same as the step's
+            most = named["token_budget"]
+            self._compare(method, [min(one, most) for one in own] == [min(one, most) for one in live], live, own)  # type: ignore[attr-defined] # a TokenSplit
+        else:
+            self._compare(method, own == live, live, own)
 
-    def _ask(self, method: str, call: Callable[[], T]) -> T | None:
+    def _displacement(self, live: Any, own: Any) -> float:
+        """Return by how many places it orders the waiting sequences otherwise, their mean."""
+        # Sorted by slot, both name the places of the same sequences.
+        places, others = np.argsort(live, kind="stable"), np.argsort(own, kind="stable")
+        displacement = float(np.abs(places - others).mean()) if len(places) else 0.0
+        self.num_orders += 1
+        self._displacements += displacement
+        self._step.displacement += displacement
+        return displacement
+
+    def _ask(self, method: str, *args: Any, **named: Any) -> Any:
         """Return its answer; None if it gives none any more."""
         if self.fault:
             return None
         start_s = self._clock.now_s()
         began = self._meter.begin()
         try:
-            return call()
+            shown_to_it = [copy.copy(one) if isinstance(one, SchedulerView) else one for one in args]
+            answer = getattr(self._policy, method)(*shown_to_it, **named)
+            return legal(SchedulingPolicy.order, answer, *args) if method == "order" else answer
         except BaseException as error:
             reraise_interrupt(error)
             self._ask_no_more(f"it raised {as_words(error)}.", error)
