@@ -63,7 +63,7 @@ def decoder(model: str, args: argparse.Namespace, port: int, way: dict[str, bool
     }
     config, registry = configure(model, config_file=None, tables=tables)
     engine = build_engine(config, registry=registry)
-    node = engine._state.transfers.connector._side._node
+    node = engine._state.transfers.connector.strategy._node
     until_s = time.monotonic() + PATIENCE_S
     while not node.registry.ready():
         assert time.monotonic() < until_s, "the other engine does not answer"

@@ -153,7 +153,7 @@ class Running:
 
     def rest(self) -> None:
         """Wait until everything is saved."""
-        assert self.engine._executor._rank._connector._side.wait_idle(60.0)
+        assert self.engine._executor._rank._connector.strategy.wait_idle(60.0)
 
     def close(self) -> None:
         self.engine.close()
