@@ -17,6 +17,7 @@ _HEAD = f"""# Laws of answers
 
 An answer that breaks its law is treated like an exception: a fallback takes the component's place, or, without one, the step fails and names it.
 What a KV connector or an observer answers is left out instead. The conformance suites check the same laws.
+Methods are looked up once, when a component takes its place; those that it leaves at the default of the contract are called without measure and check.
 """
 
 

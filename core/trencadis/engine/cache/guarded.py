@@ -10,7 +10,7 @@ from typing import Any
 
 from trencadis.engine.guard import Fallback, Guarded
 from trencadis.errors import ContractError
-from trencadis.faults import CallMeter, as_words, shown
+from trencadis.faults import as_words, shown
 from trencadis.interfaces import EvictionPolicy
 from trencadis.interfaces.laws import Rule
 
@@ -26,7 +26,7 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         label: See :class:`~trencadis.engine.guard.Guarded`.
         strategy: The chosen one.
         make_fallback: See :class:`~trencadis.engine.guard.Guarded`.
-        meter: See :class:`~trencadis.engine.guard.Guarded`.
+        options: See :class:`~trencadis.engine.guard.Guarded`.
     """
 
     _is_uninformed = False
@@ -39,10 +39,9 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         label: str,
         strategy: EvictionPolicy,
         make_fallback: Callable[[], EvictionPolicy] | None = None,
-        *,
-        meter: CallMeter | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(EvictionPolicy, label, strategy, make_fallback, meter=meter)
+        super().__init__(EvictionPolicy, label, strategy, make_fallback, **options)
 
     @property
     def wants_uses(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from trencadis.engine.guard import Fallback, Guarded
 from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.errors import ContractError
-from trencadis.faults import CallMeter, as_words, reraise_interrupt
+from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces import SchedulingPolicy, SupportsSteadySteps
 from trencadis.records import Request
 
@@ -25,6 +26,7 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
         label: See :class:`~trencadis.engine.guard.Guarded`.
         strategy: The chosen one.
         make_fallback: See :class:`~trencadis.engine.guard.Guarded`.
+        options: See :class:`~trencadis.engine.guard.Guarded`.
 
     Attributes:
         name: Short name of the policy in force.
@@ -37,11 +39,10 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
         label: str,
         strategy: SchedulingPolicy,
         make_fallback: Callable[[], SchedulingPolicy] | None = None,
-        *,
-        meter: CallMeter | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(
-            SchedulingPolicy, label, strategy, make_fallback, meter=meter, capabilities=(SupportsSteadySteps,)
+            SchedulingPolicy, label, strategy, make_fallback, capabilities=(SupportsSteadySteps,), **options
         )
         self.name = label
         self.live: Callable[[], Iterable[tuple[int, Request]]] = tuple
