@@ -5,25 +5,35 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import attrs
 import msgspec
 
-from trencadis.cli.prompts import prompts_of
 from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
-from trencadis.cli.speculation_summary import speculation_summary
-from trencadis.cli.streaming import write_stream
 from trencadis.cli.structured_flags import cut_notice
 from trencadis.client.client_request import ignored_output
 from trencadis.client.llm import LLM
-from trencadis.clock import SystemClock
+from trencadis.clock import Clock, SystemClock
 from trencadis.config import Config
-from trencadis.console import dimmed, stream_text, write_line
-from trencadis.errors import RequestError, StepFailedError
+from trencadis.console import TextWriter, dimmed, stream_text, write_line
+from trencadis.errors import InvalidRequestError, RequestError, StepFailedError
+from trencadis.files import read_bytes
 from trencadis.records import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from trencadis.registry import Registry
 
-__all__ = ["DEFAULTS", "NEEDS_ALL_PLUGINS", "TERMINAL_LOG_LEVELS", "add_arguments", "run"]
+__all__ = [
+    "DEFAULTS",
+    "NEEDS_ALL_PLUGINS",
+    "TERMINAL_LOG_LEVELS",
+    "StreamFigures",
+    "add_arguments",
+    "prompts_of",
+    "run",
+    "speculation_summary",
+    "write_stream",
+]
 
 DEFAULTS = {"max_tokens": 64, "temperature": 0.7, "min_p": 0.1, "seed": 0}
 """Where the command differs from ``SamplingParams``; with a fixed seed the same command prints the same text."""
@@ -183,3 +193,127 @@ def _heading(index: int, prompt: str) -> str:
 
 def _user_message(prompt: str) -> dict[str, str]:
     return {"role": "user", "content": prompt}
+
+
+def speculation_summary(name: str, totals: Mapping[str, Any]) -> str:
+    """Return drafted and accepted tokens, their ratio, and the mean of tokens that a sequence got in a step. Pure.
+
+    Args:
+        name: Name of the speculator that the configuration names.
+        totals: Totals of an engine that ``LLM.totals`` returns.
+    """
+    now = totals["drafter"]
+    if now != name:
+        name = f"{name}, after a failure {now or 'off'}"
+    drafted, accepted = totals["num_draft_tokens"], totals["num_accepted_tokens"]
+    rate = f" ({accepted / drafted:.1%})" if drafted else ""
+    mean = totals["num_emitted_tokens"] / max(1, totals["num_sequence_steps"])
+    return f"speculation {name}: {drafted} tokens drafted, {accepted} accepted{rate}; {mean:.2f} tokens per step"
+
+
+@attrs.frozen(kw_only=True)
+class StreamFigures:
+    """How fast an answer came.
+
+    Attributes:
+        num_tokens: Tokens of the answer.
+        first_s: Seconds until the first token; None if there was none.
+        took_s: Seconds until the last one.
+    """
+
+    num_tokens: int
+    first_s: float | None
+    took_s: float
+
+    @property
+    def line(self) -> str:
+        """In words: ``64 tokens · 87.4 tokens/s · first token after 0.21 s``. Tokens per second are those after the first."""
+        parts = [f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}"]
+        if self.first_s is not None:
+            if self.num_tokens > 1 and self.took_s > self.first_s:
+                parts.append(f"{(self.num_tokens - 1) / (self.took_s - self.first_s):.1f} tokens/s")
+            parts.append(f"first token after {self.first_s:.2f} s")
+        return " · ".join(parts)
+
+
+def write_stream(
+    outputs: Iterable[RequestOutput], writer: TextWriter, *, clock: Clock | None = None
+) -> tuple[RequestOutput, StreamFigures]:
+    """Write the text of the first completion as it comes.
+
+    Args:
+        outputs: Outputs of one request, each with the whole text so far; at least one.
+        writer: Writes.
+        clock: Measures, from now on; the system's if none.
+
+    Returns:
+        The last output, and how fast it came.
+    """
+    clock = clock or SystemClock()
+    start_s, first_s, num_written = clock.now_s(), None, 0
+    last: RequestOutput | None = None
+    for last in outputs:
+        completion = last.outputs[0]
+        if first_s is None and completion.token_ids:
+            first_s = clock.now_s() - start_s
+        writer.write(completion.text[num_written:])
+        num_written = len(completion.text)
+    if last is None:
+        raise ValueError("a stream without an output.")
+    took_s = clock.now_s() - start_s
+    return last, StreamFigures(num_tokens=len(last.outputs[0].token_ids), first_s=first_s, took_s=took_s)
+
+
+_LINES = "-"
+
+
+def prompts_of(given: Sequence[str], file: str | None) -> list[str]:
+    """Return the prompts; with a file it is one: what was given, a line break, and the file's text as it is.
+
+    Args:
+        given: From the command line; ``-`` stands for the lines of standard input.
+        file: A text file in UTF-8, or None.
+
+    Raises:
+        InvalidRequestError: No prompt, more than one beside a file, or a file that is no text.
+    """
+    prompts = list(_with_lines(given)) if file is None else [_with_file(given, file)]
+    if not any(prompts):
+        raise InvalidRequestError(
+            "there is no prompt.",
+            hint='Write trencadis generate "Once upon a time", or pipe lines into trencadis generate -.',
+        )
+    return prompts
+
+
+def _with_lines(given: Sequence[str]) -> Iterator[str]:
+    for prompt in given:
+        if prompt == _LINES:
+            yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+        else:
+            yield prompt
+
+
+def _with_file(given: Sequence[str], file: str) -> str:
+    if len(given) > 1 or _LINES in given:
+        shown = " ".join(repr(prompt) for prompt in given)
+        raise InvalidRequestError(
+            f"--file {file!r} goes with one prompt or none, and there are: {shown}.",
+            hint="Put the prompt into quotation marks, or run the command once for each.",
+        )
+    return "\n".join([*given, _read(file)])
+
+
+def _read(file: str) -> str:
+    try:
+        # Bytes, so that line ends stay as they are.
+        return read_bytes(file).decode("utf-8")
+    except OSError as error:
+        raise InvalidRequestError(
+            f"--file {file!r} cannot be read: {error.strerror or error}.", hint="Correct the path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"--file {file!r} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}.",
+            hint="Convert it first, for example with iconv.",
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trencadis.config.defaults import check_defaults
+from trencadis.config.builder import check_defaults
 from trencadis.config.load import ConfigFile, ResolvedConfig, load_config, plugin_rules, read_config_file
 from trencadis.config.schema import Config
 from trencadis.config.settings import ComponentClasses, Setting, Settings, settings_of, settings_of_table

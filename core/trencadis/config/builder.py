@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from trencadis.config.attribution import culprit, reason
-from trencadis.config.convert import WrongValueError, parse_text, structure
+from trencadis.config.convert import WrongValueError, describe_type, has_classes, is_readable, parse_text, structure
 from trencadis.config.import_paths import import_paths_in, is_import_path, refuse_import_path
 from trencadis.config.messages import DEFAULT, origin, value_error, with_origin
 from trencadis.config.schema import Config
@@ -16,7 +16,7 @@ from trencadis.config.settings import CORE_TABLES, Setting, Settings
 from trencadis.config.sources import RawValue
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError
 
-__all__ = ["ConfigBuilder"]
+__all__ = ["ConfigBuilder", "check_defaults"]
 
 
 class ConfigBuilder:
@@ -186,3 +186,32 @@ def _check_no_import(setting: Setting, value: Any, source: str) -> None:
                 raise refuse_import_path(setting.path, name, source)
     for path in import_paths_in(value):
         raise refuse_import_path(setting.path, path, source)
+
+
+def check_defaults(settings: Settings, table: str) -> None:
+    """Refuse settings that no source could give, and defaults that their validators refuse. Pure but for what defaults make.
+
+    Args:
+        settings: Settings of one component's config class.
+        table: Dotted path of the table, such as ``bucketing.exponential``.
+
+    Raises:
+        ConfigValueError: A type is none that configuration can hold, or a default is of another type or refused by the class.
+    """
+    for setting in settings:
+        _check_type(setting)
+    ConfigBuilder(settings, {}).component(table)
+
+
+def _check_type(setting: Setting) -> None:
+    if not is_readable(setting.type):
+        raise ConfigValueError(
+            f"[{setting.table}] {setting.key}: its type is {describe_type(setting.type)}, which no configuration can hold."
+        )
+    is_converted = setting.attribute.converter is not None
+    if setting.default is attrs.NOTHING or is_converted or has_classes(setting.type):
+        return
+    try:
+        structure(setting.type, setting.default)
+    except WrongValueError as error:
+        raise value_error(setting.path, setting.default, DEFAULT, str(error), secret=setting.secret) from error

@@ -6,22 +6,23 @@ Component tables (``[bucketing.exponential]``) come from the registered componen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import attrs
-from attrs.validators import ge, gt, in_, le
+from attrs.validators import ge, gt, in_, le, lt
 
-from trencadis.config.tenants import TenantConfig
 from trencadis.interfaces.setting import setting
 
 __all__ = [
     "BUCKETING_BY_LAYOUT",
-    "FOR_REPLICAS",
-    "HERE",
     "DEFAULT_BACKEND",
     "DEFAULT_EXECUTOR",
+    "DEFAULT_TENANT",
     "EXECUTOR_OF_RANKS",
+    "FOR_REPLICAS",
+    "HERE",
     "BucketingConfig",
     "BudgetConfig",
     "CacheConfig",
@@ -60,6 +61,29 @@ EXECUTOR_OF_RANKS = "processes"
 
 BUCKETING_BY_LAYOUT: Mapping[str, str] = {"ragged": "exact", "padded": "exponential", "unified": "unified"}
 """What ``[bucketing] name = "auto"`` becomes, by the backend's batch layout: padding is paid only where graphs pay it back."""
+
+
+DEFAULT_TENANT = "default"
+"""The entry of every tenant that has none of its own."""
+
+
+@attrs.frozen(kw_only=True)
+class TenantConfig:
+    """What one tenant gets. Enforced by the engine, whichever policy runs.
+
+    A tenant is an API key's name, or what ``LLM.generate`` was told; ``key/user`` counts for ``key``.
+    """
+
+    weight: float = setting(
+        1.0, "Share against other tenants, for policies that share fairly.", validator=[gt(0), lt(math.inf)]
+    )
+    priority: int = setting(0, "Added to the priority of each request; smaller is more urgent.")
+    max_waiting: int = setting(
+        0, "Most sequences that wait at once, more are refused; 0: no cap.", unit="sequences", validator=ge(0)
+    )
+    max_waiting_tokens: int = setting(
+        0, "Most tokens of sequences that wait at once; 0: no cap.", unit="tokens", validator=ge(0)
+    )
 
 
 def _check_model_path(_: object, __: attrs.Attribute[str], path: str) -> None:

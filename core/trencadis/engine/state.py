@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from trencadis.clock import HeldClock
-from trencadis.config.tenants import TenantConfig
+from trencadis.config.schema import TenantConfig
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.engine.cache.swapping import Swapping

@@ -7,9 +7,14 @@ from trencadis.text.chat_template import ChatTemplate, Message, chat_template_of
 from trencadis.text.detokenizer import Detokenizer
 from trencadis.text.ends import ends_of_turn
 from trencadis.text.model_path import check_model_path, is_hub_id, resolve_model_path
-from trencadis.text.prefixes import read_prefixes
 from trencadis.text.stop import StopChecker
-from trencadis.text.tokenizer import Tokenizer, load_configured_tokenizer, load_tokenizer, needs_tokenizer
+from trencadis.text.tokenizer import (
+    Tokenizer,
+    load_configured_tokenizer,
+    load_tokenizer,
+    needs_tokenizer,
+    read_prefixes,
+)
 from trencadis.text.vocabulary import model_finder, vocabulary_of, vocabulary_reader
 
 __all__ = [

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from trencadis.config import Config
-from trencadis.errors import InvalidRequestError, ModelLoadError, TrencadisError
+from trencadis.errors import ConfigValueError, InvalidRequestError, ModelLoadError, TrencadisError
 from trencadis.faults import as_words, reraise_interrupt
+from trencadis.files import read_text
 from trencadis.startup import release_freed
 from trencadis.text.byte_fallback import ByteFallback
 from trencadis.text.gguf_tokenizer import load_gguf_tokenizer
@@ -28,6 +29,7 @@ __all__ = [
     "load_configured_tokenizer",
     "load_tokenizer",
     "needs_tokenizer",
+    "read_prefixes",
 ]
 
 NO_TOKENIZER = "none"
@@ -445,3 +447,39 @@ def _is_generic(directory: Path) -> bool:
         return False
     content = json.loads(settings.read_text(encoding="utf-8"))
     return content.get("tokenizer_class") in _GENERIC_CLASSES and "auto_map" not in content
+
+
+_FILE_MARK = "@"
+
+
+def read_prefixes(config: Config) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of ``[cache] shared_prefixes``; loads the tokenizer only if there are any.
+
+    The last tokens of a text may be others where it goes on; that costs one block at most, since whole blocks are compared.
+
+    Raises:
+        ConfigValueError: A file cannot be read, or an entry is empty.
+        ModelLoadError: The tokenizer cannot be loaded.
+    """
+    texts = [_text(entry) for entry in config.cache.shared_prefixes]
+    if not texts:
+        return ()
+    tokenizer = load_configured_tokenizer(config)
+    return tuple(tuple(tokenizer.encode(text)) for text in texts)
+
+
+def _text(entry: str) -> str:
+    text = entry
+    if entry.startswith(_FILE_MARK):
+        try:
+            text = read_text(entry.removeprefix(_FILE_MARK))
+        except (OSError, ValueError) as error:
+            raise ConfigValueError(
+                f"[cache] shared_prefixes: {entry!r} cannot be read: {error}.",
+                hint="Correct the path after @, or write the text itself.",
+            ) from error
+    if not text:
+        raise ConfigValueError(
+            f"[cache] shared_prefixes: {entry!r} is empty, so it says nothing about what is shared.", hint="Remove it."
+        )
+    return text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.cli.prompts import prompts_of
+from trencadis.cli.generate_command import prompts_of
 from trencadis.errors import InvalidRequestError
 
 

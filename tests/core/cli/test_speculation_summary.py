@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.cli.speculation_summary import speculation_summary
+from trencadis.cli.generate_command import speculation_summary
 
 
 def test_it_says_what_was_drafted_and_accepted_and_what_a_step_gave() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trencadis.cli.streaming import StreamFigures, write_stream
+from trencadis.cli.generate_command import StreamFigures, write_stream
 from trencadis.clock import SimulatedClock
 from trencadis.console import stream_text
 from trencadis.records import CompletionOutput, RequestOutput

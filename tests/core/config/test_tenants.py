@@ -8,7 +8,7 @@ import pytest
 from trencadis.config import load_config
 from trencadis.config.dump import dump_config
 from trencadis.config.explain import explain
-from trencadis.config.tenants import TenantConfig
+from trencadis.config.schema import TenantConfig
 from trencadis.errors import ConfigError
 
 

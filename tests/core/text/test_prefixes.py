@@ -16,7 +16,7 @@ def config_with(*entries: str) -> Config:
 
 
 def test_without_prefixes_no_tokenizer_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trencadis.text.prefixes.load_configured_tokenizer", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("trencadis.text.tokenizer.load_configured_tokenizer", lambda *_, **__: pytest.fail("loaded"))
     assert read_prefixes(config_with()) == ()
 
 

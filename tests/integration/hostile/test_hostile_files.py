@@ -15,7 +15,7 @@ from trencadis.cli.main import main
 from trencadis.config import load_config
 from trencadis.errors import TrencadisError
 from trencadis.files import MAX_DEPTH, parse_json, parse_toml, read_bytes
-from trencadis.text.prefixes import read_prefixes
+from trencadis.text.tokenizer import read_prefixes
 from trencadis_gaudi.fp8.measurements import read_measurements
 from trencadis_gaudi.fp8.methods import read_quant_config
 from trencadis_kv.codecs.key import read_key

@@ -13,7 +13,7 @@ import pytest
 from support.server.server_doubles import OneEngine, app_with, assert_error, client_of
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.config import Config
-from trencadis.config.tenants import TenantConfig
+from trencadis.config.schema import TenantConfig
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import Request, RequestTerms
 from trencadis.registry import Registry

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from trencadis.clock import Clock
-from trencadis.config.tenants import DEFAULT_TENANT, TenantConfig
+from trencadis.config.schema import DEFAULT_TENANT, TenantConfig
 from trencadis.engine.restorable import Restorable
 from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import InvalidRequestError
