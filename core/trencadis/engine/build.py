@@ -1075,7 +1075,7 @@ def _policy(config: Config, parts: Parts, state: EngineState, meters: Meters) ->
         policy.name = parts.switch.in_force.plan.choices["scheduling"].component.name
     if parts.shadow is not None:
         meter = meters("scheduling", f"{parts.shadow[0]} (shadow)")
-        policy.shadow = Shadow(*parts.shadow, clock=state.clock.source, meter=meter)
+        policy.put_shadow(Shadow(*parts.shadow, clock=state.clock.source, meter=meter))
     return policy
 
 

@@ -12,7 +12,6 @@ without which steps go on, such as a KV connector, is contained instead: what it
 from __future__ import annotations
 
 import functools
-import linecache
 import logging
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -138,6 +137,10 @@ class Guard(Generic[S]):
             setattr(self.ask, name, call)
         for name in self._offered:
             vars(self)[name] = getattr(self.ask if name in self._rules else strategy, name)
+        self._note_strategy()
+
+    def _note_strategy(self) -> None:
+        """Read what is to be known of the component in place."""
 
     def put_beside(self, other: Any) -> None:
         """Have another object be told of each call: its method of the same name gets the answer and the arguments; None: no longer."""
@@ -395,10 +398,8 @@ def _maker(rule: Rule, *, can_rest: bool, looks_further: bool) -> Call:
         law=f"\n            _answer = _test({asked})" if rule.law else "",
         further=f"\n            _answer = _further(_answer, {rule.packed})" if looks_further else "",
     )
-    name = f"<guard of {rule.method}>"
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # for tracebacks
     names: dict[str, Any] = {"_test": rule.law and rule.law.test, "_reraise_interrupt": reraise_interrupt}
-    exec(compile(source, name, "exec"), names)
+    exec(compile(source, f"<made by {__name__}>", "exec"), names)
     made: Call = names["make"]
     return made
 

@@ -165,7 +165,7 @@ def test_a_slow_shadow_is_asked_no_more() -> None:
     parts = slow(clock, 5.0)["split"]
     engine = make_engine(clock=clock)
     meter = Meters(Config(), clock)("scheduling", "shadow s")
-    engine._policy.shadow = Shadow("shadow s", parts["policy"], clock=clock, meter=meter)
+    engine._policy.put_shadow(Shadow("shadow s", parts["policy"], clock=clock, meter=meter))
     engine.add(request())
     drain(engine)
     assert clock.now_s() == pytest.approx(5.0)

@@ -27,6 +27,9 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         strategy: The chosen one.
         make_fallback: See :class:`~trencadis.engine.guard.Guarded`.
         options: See :class:`~trencadis.engine.guard.Guarded`.
+
+    Attributes:
+        wants_uses: The policy defines ``on_use``, which is called for every block that fills up; without, it need not be called.
     """
 
     _is_uninformed = False
@@ -43,10 +46,8 @@ class GuardedEviction(Guarded[EvictionPolicy]):
     ) -> None:
         super().__init__(EvictionPolicy, label, strategy, make_fallback, **options)
 
-    @property
-    def wants_uses(self) -> bool:
-        """Whether the policy defines ``on_use``, which is called for every block that fills up; without, it need not be called."""
-        return type(self.strategy).on_use is not EvictionPolicy.on_use
+    def _note_strategy(self) -> None:
+        self.wants_uses = type(self.strategy).on_use is not EvictionPolicy.on_use
 
     def inform_again(self) -> None:
         """Show the policy all candidates when it is next asked: it has been told of none."""

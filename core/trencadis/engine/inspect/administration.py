@@ -161,4 +161,4 @@ class Administration:
         if prepared.shadow is not None:
             shadow = Shadow(*prepared.shadow, clock=self._state.clock.source)
             shadow.introduce(self._policy.live())
-        self._policy.shadow = shadow
+        self._policy.put_shadow(shadow)

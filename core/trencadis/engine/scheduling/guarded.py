@@ -31,8 +31,11 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
     Attributes:
         name: Short name of the policy in force.
         live: Returns slot and request of all that are in the engine, in the order of arrival.
+        shadow: The policy that is asked beside the chosen one, or None.
         quarantines: The last 16 policies that were quarantined, and why.
     """
+
+    shadow: Shadow | None = None
 
     def __init__(
         self,
@@ -48,14 +51,9 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
         self.live: Callable[[], Iterable[tuple[int, Request]]] = tuple
         self.quarantines: deque[tuple[str, str]] = deque(maxlen=16)
 
-    @property
-    def shadow(self) -> Shadow | None:
-        """The policy that is asked beside the chosen one, or None."""
-        shadow: Shadow | None = self._beside
-        return shadow
-
-    @shadow.setter
-    def shadow(self, shadow: Shadow | None) -> None:
+    def put_shadow(self, shadow: Shadow | None) -> None:
+        """Have a policy be asked beside the chosen one; None: no longer."""
+        self.shadow = shadow
         self.put_beside(shadow)
 
     def replace(

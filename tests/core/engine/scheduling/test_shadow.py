@@ -43,7 +43,7 @@ def run(shadow: SchedulingPolicy | None, **options: Any) -> tuple[Any, list[Step
         **options,
     )
     if shadow is not None:
-        engine._policy.shadow = Shadow("the shadow", shadow, clock=engine._clock)
+        engine._policy.put_shadow(Shadow("the shadow", shadow, clock=engine._clock))
     for name, prompt in PROMPTS.items():
         engine.add(Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=8)))
     ends = drain(engine)
