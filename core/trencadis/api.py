@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trencadis.client.frontend import Frontend
     from trencadis.client.output_stream import OutputStream, running_loop
     from trencadis.client.runner import Runner
-    from trencadis.config import Config, ConfigFile, ResolvedConfig, Settings, read_config_file
+    from trencadis.config import Config, ConfigFile, ResolvedConfig, Settings
     from trencadis.config.attribution import reason
     from trencadis.config.dump import dump_config, dump_options
     from trencadis.config.explain import explain
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from trencadis.engine.guard import Fallback, Guarded
     from trencadis.engine.inspect.accounting import EngineTotals
     from trencadis.engine.inspect.flight_recorder import FlightRecorder
-    from trencadis.engine.inspect.snapshot import EngineSnapshot
     from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
     from trencadis.engine.request_check import check_request
     from trencadis.engine.scheduling.tenants import FailureCosts
@@ -118,7 +117,6 @@ _HOMES = {
     "Engine": "engine.engine",
     "EngineClient": "client.engine_client",
     "EnginePhase": "activity",
-    "EngineSnapshot": "engine.inspect.snapshot",
     "EngineTotals": "engine.inspect.accounting",
     "FailureCosts": "engine.scheduling.tenants",
     "Fallback": "engine.guard",
@@ -176,7 +174,6 @@ _HOMES = {
     "on_terminal": "console",
     "origin": "config.messages",
     "rare_collections": "startup",
-    "read_config_file": "config",
     "read_prefixes": "text",
     "reason": "config.attribution",
     "render_chat": "text",
@@ -220,7 +217,6 @@ __all__ = [
     "Engine",
     "EngineClient",
     "EnginePhase",
-    "EngineSnapshot",
     "EngineTotals",
     "FailureCosts",
     "Fallback",
@@ -278,7 +274,6 @@ __all__ = [
     "on_terminal",
     "origin",
     "rare_collections",
-    "read_config_file",
     "read_prefixes",
     "reason",
     "render_chat",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from trencadis.records import Batch
 
 if TYPE_CHECKING:
-    from trencadis.api import Engine, EngineSnapshot
+    from trencadis.api import Engine
+    from trencadis.engine.inspect.snapshot import EngineSnapshot
 
 __all__ = ["broken_invariants", "broken_partitions", "broken_plan_rules", "broken_writes"]
 

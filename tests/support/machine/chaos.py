@@ -19,7 +19,7 @@ from trencadis_testing.fakes import FakeBackend
 from trencadis_testing.staged_executor import StagedExecutor
 
 if TYPE_CHECKING:
-    from trencadis.api import EngineSnapshot
+    from trencadis.engine.inspect.snapshot import EngineSnapshot
 
 __all__ = ["BREAKABLE", "Backend", "Chaos", "Inline", "ManualClock", "Staged"]
 

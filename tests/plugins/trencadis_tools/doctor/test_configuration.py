@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.api import Registry, read_config_file, rules_or_defaults
+from trencadis.api import Registry, rules_or_defaults
+from trencadis.config import read_config_file
 from trencadis_tools.doctor.configuration import check_configuration
 
 

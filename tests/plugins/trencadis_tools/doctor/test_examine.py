@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import types
 
-from trencadis.api import PluginLoader, read_config_file
+from trencadis.api import PluginLoader
+from trencadis.config import read_config_file
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Finding, HealthCheck, Severity
 from trencadis_tools import doctor
