@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from trencadis.text.chat import encode_chat, render_chat
+from trencadis.text.chat import encode_chat, ends_of_turn, render_chat
 from trencadis.text.chat_template import ChatTemplate, Message, chat_template_of
 from trencadis.text.detokenizer import Detokenizer
-from trencadis.text.ends import ends_of_turn
 from trencadis.text.model_path import check_model_path, is_hub_id, resolve_model_path
 from trencadis.text.stop import StopChecker
 from trencadis.text.tokenizer import (

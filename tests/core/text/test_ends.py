@@ -7,7 +7,7 @@ import pytest
 from support.template_zoo import SPECIAL, ZOO
 from support.tokenizer_zoo import zoo_tokenizer
 from trencadis.text import Tokenizer
-from trencadis.text.ends import ends_of_turn
+from trencadis.text.chat import ends_of_turn
 
 FILES = {"generation_config.json": (0,), "config.json": (7, 0)}
 
