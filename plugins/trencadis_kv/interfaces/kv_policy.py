@@ -131,7 +131,7 @@ class PrefillView:
         request: Whose prompt.
         num_tokens: Beyond the local prefix hit; at least 1.
         min_tokens: With fewer it is not worth the way, the config says.
-        max_slowdown: Another engine may take so many times as long, the config says: who generates here need not wait meanwhile.
+        max_slowdown: The config's limit of the remote time by the local one: a remote prefill may take longer, for running sequences need not wait.
         compute_s: Predicted time of computing the tokens here, seconds; nan: nothing was measured yet.
         engines: Those that answer and take prompts; maybe none.
     """
