@@ -1,4 +1,4 @@
-"""Write the generated pages of the documentation: configuration, errors, hooks, laws, metrics, commands, HTTP fields, records.
+"""Write the generated pages of the documentation: configuration, errors, hooks, answers, metrics, commands, HTTP fields, records.
 
 Example: `python tools/write_docs.py`; with `--check` nothing is written, and pages that are not current are named.
 """

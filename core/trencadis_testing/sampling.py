@@ -192,7 +192,7 @@ class SamplingConformance:
             harness.start(row)
         logits = np.tile(_LOGITS, (3, 1))
         sampled = harness.sampled(logits, [0, 1, 2], [0, 0, 0])
-        legal(Sampler.sample, sampled, self.tensor(logits))
+        legal(Sampler.sample, sampled, self.tensor(logits), None)
 
     def test_greedy_takes_the_largest_logit_and_the_lowest_id_among_equals(self) -> None:
         """Exact, also below the temperature that counts as greedy, and beside a row that is not greedy."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from docs_pages.answers import answers_page
 from docs_pages.commands import commands_page
 from docs_pages.configuration import CONFIGURATION_PAGES
 from docs_pages.errors import errors_page
 from docs_pages.hooks import hooks_page
 from docs_pages.http_api import http_api_page
-from docs_pages.laws import laws_page
 from docs_pages.layouts import layouts_page
 from docs_pages.metrics import metrics_page
 from docs_pages.other_engines import with_flags
@@ -29,7 +29,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "hooks.md": hooks_page,
     "metrics.md": metrics_page,
     "commands.md": commands_page,
-    "laws.md": laws_page,
+    "answers.md": answers_page,
     "layouts.md": layouts_page,
     "python.md": python_page,
     "do/from-vllm.md": partial(with_flags, _DOCS / "do/from-vllm.md"),
