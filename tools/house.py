@@ -2,7 +2,7 @@
 
 Example: `python tools/house.py`; `--json` prints the figures as JSON. `python tools/house.py --check` compares each figure that has a
 limit with it, and exits with status 1 if one is above its limit or cannot be measured; `--only WORD` checks the rows with that word.
-`--circles` prints the circles of imports that are not in `KNOWN_CIRCLES`, and exits with status 1 if there are any.
+`--circles` prints the circles of imports, and exits with status 1 if there are any.
 
 A call is an entry into a Python function that is defined in one of the source rooms. The chat request is counted on every thread of the
 server's process; its engine has a process of its own, which is not counted. Nothing is timed here: `benchmarks/micro/engine_overhead.py`
@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -47,16 +47,6 @@ from house_source import (
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE_ROOTS = ("core", "plugins", "backends")
 KIT = "trencadis_testing"
-
-_ENGINE = (
-    "batching.passes cache.block_manager cache.swapping commit.committer inspect.accounting inspect.snapshot stages state "
-    "transfer.first_tokens transfer.layer_loads transfer.transfer_metrics transfer.transfers transfer.waiting_load"
-)
-KNOWN_CIRCLES: tuple[frozenset[str], ...] = tuple(
-    frozenset(f"trencadis.engine.{name}" for name in names.split())
-    for names in (_ENGINE, "inspect.flight_recorder inspect.key_frame")
-)
-"""Circles of imports that are still there; a circle of some of the same modules is one of them."""
 
 
 def sizes() -> dict[str, str]:
@@ -264,14 +254,9 @@ def _arrows_and_circles() -> tuple[int, int, int]:
     return len(arrows_up(graph, package="trencadis.engine")), len(circles(engine)), len(circles(graph))
 
 
-def new_circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Return the circles of imports of a graph that are none of :data:`KNOWN_CIRCLES`."""
-    return [one for one in circles(graph) if not any(known.issuperset(one) for known in KNOWN_CIRCLES)]
-
-
 def _check_circles() -> int:
-    """Print new circles; returns the exit status."""
-    found = new_circles(import_graph(*(ROOT / root for root in SOURCE_ROOTS)))
+    """Print the circles of imports; returns the exit status."""
+    found = circles(import_graph(*(ROOT / root for root in SOURCE_ROOTS)))
     for circle in found:
         print(f"These modules import each other: {', '.join(circle)}.")
     return int(bool(found))
@@ -393,7 +378,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--check", action="store_true", help="compare each figure with its limit")
     parser.add_argument("--only", default="", metavar="WORD", help="check only the rows with this word")
-    parser.add_argument("--circles", action="store_true", help="check only that no circle of imports is new")
+    parser.add_argument("--circles", action="store_true", help="check only that there is no circle of imports")
     arguments = parser.parse_args()
     if arguments.circles:
         return _check_circles()

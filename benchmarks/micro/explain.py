@@ -16,7 +16,7 @@ from typing import Any
 
 from trencadis.clock import SystemClock
 from trencadis.engine.scheduling.scheduler import Scheduler
-from trencadis.engine.stages import Stages
+from trencadis.engine.stage import Stages
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend

@@ -63,7 +63,7 @@ def decoder(model: str, args: argparse.Namespace, port: int, way: dict[str, bool
     }
     config, registry = configure(model, config_file=None, tables=tables)
     engine = build_engine(config, registry=registry)
-    node = engine._state.transfers.connector.strategy._node
+    node = engine.stage("transfer").transfers.connector.strategy._node
     until_s = time.monotonic() + PATIENCE_S
     while not node.registry.ready():
         assert time.monotonic() < until_s, "the other engine does not answer"
@@ -105,8 +105,8 @@ def rounds(args: argparse.Namespace, model: str, port: int, *, num_tokens: int, 
                     times = token_times_s(engines[name], prompt)
                     if number:  # the first round touches memory that nobody has touched
                         found[name].append(times)
-            taken = {name: engine._state.transfers.first_tokens.results["taken"] for name, engine in engines.items()}
-            loads = {name: engine._state.transfers.num_loaded for name, engine in engines.items()}
+            taken = {name: engine.stage("transfer").first_tokens.results["taken"] for name, engine in engines.items()}
+            loads = {name: engine.stage("transfer").transfers.num_loaded for name, engine in engines.items()}
         finally:
             for engine in engines.values():
                 engine.close()

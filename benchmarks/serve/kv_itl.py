@@ -163,7 +163,7 @@ def measured(
     ``held`` says where each of them is to load it from, if not from the connector's store; empty: all find it in the engine's own cache.
     One that comes sooner than ``load_s`` after another one, or while that still waits for its prefix, waits that long.
     """
-    num_loaded = engine._state.transfers.num_loaded
+    num_loaded = engine.stage("transfer").transfers.num_loaded
     params = SamplingParams(max_tokens=args.gaps + 2, temperature=0.0, ignore_eos=True)
     slot = engine.add(Request(request_id="decodes", prompt_token_ids=(5, 6, 7), params=params))
     engine.step()
@@ -191,7 +191,7 @@ def measured(
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     while engine.has_work:
         engine.step()
-    num_loaded = engine._state.transfers.num_loaded - num_loaded
+    num_loaded = engine.stage("transfer").transfers.num_loaded - num_loaded
     if num_loaded != (number if held else 0):
         raise NotLoadedError(f"{num_loaded} of {number} prefixes were loaded")
     quantiles = statistics.quantiles(gaps, n=100)
@@ -303,7 +303,7 @@ def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, 
             results = compared({name: partial(run, name) for name in engines}, args)
             return {
                 **results,
-                "num_failed": {name: one._state.transfers.num_failed_loads for name, one in engines.items()},
+                "num_failed": {name: one.stage("transfer").transfers.num_failed_loads for name, one in engines.items()},
             }
         finally:
             for engine in engines.values():

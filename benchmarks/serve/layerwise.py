@@ -93,7 +93,7 @@ def rounds(args: argparse.Namespace, model: str, *, suffix: int, bytes_per_s: fl
                 for engine in (consumers[name], producer):
                     while engine.has_work:
                         engine.step()
-        num_discarded = consumers["by layer"]._state.transfers.layered.num_discarded
+        num_discarded = consumers["by layer"].stage("transfer").transfers.layered.num_discarded
     finally:
         for engine in (producer, *consumers.values()):
             engine.close()

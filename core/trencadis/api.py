@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
     from trencadis.engine.guard import Fallback, Guarded
-    from trencadis.engine.inspect.accounting import EngineTotals
     from trencadis.engine.inspect.flight_recorder import FlightRecorder
     from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
     from trencadis.engine.request_check import check_request
     from trencadis.engine.scheduling.tenants import FailureCosts
     from trencadis.log import configure_logging, loading_level, log_levels
+    from trencadis.records import EngineTotals
     from trencadis.registry import (
         Choice,
         Provenance,
@@ -117,7 +117,7 @@ _HOMES = {
     "Engine": "engine.engine",
     "EngineClient": "client.engine_client",
     "EnginePhase": "activity",
-    "EngineTotals": "engine.inspect.accounting",
+    "EngineTotals": "records",
     "FailureCosts": "engine.scheduling.tenants",
     "Fallback": "engine.guard",
     "FlightRecorder": "engine.inspect.flight_recorder",

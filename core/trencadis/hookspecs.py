@@ -30,6 +30,7 @@ from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.health_check import HealthCheck
 from trencadis.interfaces.noun import Noun
 from trencadis.interfaces.placement import Placement
+from trencadis.interfaces.stage_definition import StageDefinition
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,6 +191,25 @@ def trencadis_nouns() -> Iterable[Noun]:
             from trencadis.interfaces import Noun
 
             yield Noun(name="tracer", hook="trencadis_tracers", contract=Tracer, default="none")
+    """
+
+
+@hookspec
+def trencadis_stages() -> Iterable[StageDefinition]:
+    """Yield stages: what an engine does beside planning, running and committing steps, at moments of a step.
+
+    *Called:* once, when the registry is built. *Since:* 0.1.
+
+    Example::
+
+        @hookimpl
+        def trencadis_stages():
+            def make(makings):
+                from my_package.token_cap import TokenCap
+
+                return TokenCap(makings.config)
+
+            yield StageDefinition(name="token_cap", make=make, summary="Caps the cached tokens of each tenant.")
     """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         SamplingFingerprint,
         Speculator,
     )
+    from trencadis.registry.stages import RegisteredStage
 
 __all__ = ["ExactShapes", "OldestFirst", "ServeInOrder", "drain", "make_engine"]
 
@@ -157,6 +159,7 @@ def make_engine(
     )
     from trencadis.engine.build import Parts, compose_engine
     from trencadis.engine.speculation.drafting import Speculation
+    from trencadis.engine.stage import Made
 
     backend = backend or FakeBackend(max_model_len=num_blocks * block_size)
     executor = executor or FakeExecutor()
@@ -194,7 +197,8 @@ def make_engine(
         make_eviction=lambda: ("eviction", OldestFirst(), OldestFirst if fallback else None),
         observers=tuple(observers),
         speculation=speculation,
-        connector=connector,
+        made={} if connector is None else {"kv_connector": Made(label="the KV connector", component=connector)},
+        stages=_installed_stages(),
         sampling_fingerprint=sampling_fingerprint,
         can_start_with=can_start_with,
         prepare=prepare,
@@ -202,6 +206,14 @@ def make_engine(
         shared_prefixes=tuple(tuple(prefix) for prefix in shared_prefixes),
     )
     return compose_engine(config, parts, clock=clock or SimulatedClock())
+
+
+@functools.lru_cache(maxsize=1)
+def _installed_stages() -> Sequence[RegisteredStage]:
+    """Return the stages of the installed plugins."""
+    from trencadis.registry import Registry
+
+    return Registry.discover(mentions=lambda _: False).stages
 
 
 def drain(engine: Engine, max_steps: int = 500) -> dict[str, FinishedSequence]:

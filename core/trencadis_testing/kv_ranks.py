@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trencadis.engine.transfer.rank_quorum import RankQuorum
 from trencadis.interfaces import ConnectorPair, KVPool, SupportsRemoteScheduler, SupportsRemoteWorkers
+from trencadis.interfaces.rank_quorum import RankQuorum
 from trencadis.records import ConnectorReport, KVLayout, KVPart, Request
 from trencadis_testing.connector_harness import hashes_of, request_of
 from trencadis_testing.kv_suite import ConnectorSuite

@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from trencadis.engine.inspect.off import off_metrics
-from trencadis.engine.transfer.transfer_metrics import transfer_metrics
-from trencadis.engine.transfer.transfers import Transfers
 from trencadis.interfaces import Observer
 from trencadis.records import Bucket, EngineGauges, FinishedSequence, FinishReason, Pass, Phase, StepStats
 from trencadis.startup import Ledger
-from trencadis.thread_watch import ENGINE_THREADS
+from trencadis_testing.doubles import LoopConnector
+from trencadis_testing.engines import make_engine
 from trencadis_testing.resources import ends_its_threads, growth_bytes
 
 __all__ = ["SAMPLE_REQUESTS", "SAMPLE_STEPS", "SHOWN_METRICS", "ObserverConformance", "finished_sequence", "step_stats"]
@@ -310,7 +308,8 @@ def _median_s(call: Callable[[], None]) -> float:
 
 def _names_of_the_engine() -> set[str]:
     """Return the families that ``/metrics`` has without any observer: Prometheus refuses an answer that has one of them twice."""
-    shown = transfer_metrics(Transfers()) + off_metrics() + Ledger().metrics() + ENGINE_THREADS.format(1)
+    engine = make_engine(connector=LoopConnector().pair(), explain_steps=1)
+    shown = engine.metrics() + Ledger().metrics()
     return _families(shown) | SHOWN_METRICS
 
 

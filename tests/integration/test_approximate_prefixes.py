@@ -281,7 +281,7 @@ def test_abort_at_any_time_leaves_the_blocks_free_and_alone(num_steps):
     ends = drain(kitchen.engine)
     assert all(exact(ends[other], prompt) for other, prompt in others.items())
     assert kitchen.engine.inspect().blocks.num_used == 0
-    assert not kitchen.engine._state.transfers._loads
+    assert not kitchen.engine.stage("transfer").transfers._loads
 
 
 def test_long_work_is_spread_over_steps_while_others_go_on():

@@ -229,12 +229,6 @@ def test_the_check_fails_if_a_row_is_missed_or_there_is_none(
     assert f"{found.count(3)} of {len(found)} rows are missed." in capsys.readouterr().out
 
 
-def test_a_circle_is_known_if_one_that_is_known_has_all_its_modules(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(house, "KNOWN_CIRCLES", (frozenset("abc"),))
-    assert house.new_circles({"a": ["b"], "b": ["a"], "c": ["a"]}) == []
-    assert house.new_circles({"a": ["b"], "b": ["a", "d"], "d": ["b"]}) == [["a", "b", "d"]]
-
-
 def test_what_traced_nothing_has_no_figures():
     calls = house.Calls()
     with calls.counting():

@@ -11,8 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from docs_pages.markdown import heading_note, table
 from trencadis.clock import SimulatedClock
 from trencadis.engine.inspect.off import off_metrics
-from trencadis.engine.transfer.guarded_connector import GuardedConnector
-from trencadis.engine.transfer.transfers import Transfers
 from trencadis.faults import CallMeter
 from trencadis.records import Bucket, FinishReason, Phase
 from trencadis.startup import Ledger
@@ -24,7 +22,9 @@ from trencadis_gaudi.runner import empty_pass
 from trencadis_plugins.observer.prometheus import PrometheusObserver
 from trencadis_remote.replicas.pages import replicas_page
 from trencadis_server.http_metrics import HttpMetrics
+from trencadis_stages.transfer.transfer_metrics import transfer_metrics
 from trencadis_testing.doubles import LoopConnector
+from trencadis_testing.engines import make_engine
 from trencadis_testing.observer import finished_sequence, step_stats
 from trencadis_torch.graphs.counts import CaptureWatch, GraphWatch
 from trencadis_torch.parallel.experts import load_metrics
@@ -99,7 +99,8 @@ def _engine_text() -> str:
 
 def _transfers_text() -> str:
     """Return what an engine counts beside a connector that counts nothing."""
-    return Transfers(GuardedConnector(LoopConnector().scheduler)).metrics()
+    engine = make_engine(connector=LoopConnector().pair())
+    return transfer_metrics(engine.stage("transfer").transfers)
 
 
 def _gaudi_text() -> str:

@@ -27,11 +27,9 @@ from trencadis.engine.batching.passes import BatchBuilder, PartitionedPassPlanne
 from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, completing_buckets, warm_up
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.cache_size import longest_sequence, size_cache
-from trencadis.engine.cache.defragmenter import Defragmenter
 from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.engine.cache.partitions import PartitionedBlocks
-from trencadis.engine.cache.swapping import Swapping, num_host_blocks
 from trencadis.engine.embedding import EmbeddingEngine, EmbeddingQueue
 from trencadis.engine.engine import Engine
 from trencadis.engine.guard import Fallback, Guarded
@@ -41,8 +39,9 @@ from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
-from trencadis.engine.layout_support import CONNECTOR_RANKS, check_layout
+from trencadis.engine.layout_support import check_layout
 from trencadis.engine.request_check import check_honoured
+from trencadis.engine.sampling_fingerprint import EngineFingerprint
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
@@ -50,15 +49,9 @@ from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.scheduling.switch import SchedulingSwitch
 from trencadis.engine.speculation.drafting import Drafting, Speculation, check_numbers
-from trencadis.engine.stages import Stage
+from trencadis.engine.stage import Made, Makings, Stage
 from trencadis.engine.state import EngineState
-from trencadis.engine.transfer.first_tokens import FirstTokens
-from trencadis.engine.transfer.guarded_connector import GuardedConnector, GuardedWorker
-from trencadis.engine.transfer.role import EngineRole
-from trencadis.engine.transfer.sampling_fingerprint import EngineFingerprint
-from trencadis.engine.transfer.transfers import Transfers
 from trencadis.errors import (
-    BackendError,
     CapabilityError,
     ConfigValueError,
     ContractError,
@@ -72,13 +65,11 @@ from trencadis.interfaces import (
     AllocationPlan,
     Backend,
     BackendCapabilities,
-    BlockCopies,
     BucketingStrategy,
     ComponentContext,
     ConnectorPair,
     EvictionPolicy,
     Executor,
-    KVWorkerSide,
     Observer,
     Sampler,
     SamplingFingerprint,
@@ -86,12 +77,7 @@ from trencadis.interfaces import (
     Speculator,
     SupportsDeferredWarmUp,
     SupportsHead,
-    SupportsKVConnector,
     SupportsPreparation,
-    SupportsRemoteKVConnector,
-    SupportsRemotePrefill,
-    SupportsRemoteWorkers,
-    SupportsSwapping,
 )
 from trencadis.log import configure_logging, log_levels
 from trencadis.records import (
@@ -106,6 +92,7 @@ from trencadis.records import (
 )
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, load_with_plugins, resolve_plan
 from trencadis.registry.provenance import OUR_DISTRIBUTION
+from trencadis.registry.stages import RegisteredStage
 from trencadis.registry.switching import SchedulingInForce
 from trencadis.startup import LEDGER, end_start, is_own_process, rare_collections, release_freed
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
@@ -366,9 +353,8 @@ class _Builder:
             observers=self._observers(),
             kept_observers=self._built_in_observers(),
             speculation=self._speculation(),
-            connector=self.make(choices["kv_connector"]) if "kv_connector" in choices else None,
-            connector_label=self._label("kv_connector"),
-            remake_worker=self._worker_in_rank,
+            made={noun: self._made_of(noun) for noun in ("kv_connector",) if noun in choices},
+            stages=self._registry.stages,
             shadow=None if shadow is None else (str(shadow.component), self.make(shadow)),
             switch=SchedulingSwitch(self._registry, SchedulingInForce.at_start(config, self._plan), self._make_by),
             plan_hash=self._plan.plan_hash,
@@ -426,12 +412,17 @@ class _Builder:
         """Return the acceptance rule again, in a process of a rank, where a builder of the same configuration is called."""
         return GuardedAcceptance(*self._guarded("acceptance"))
 
-    def _worker_in_rank(self) -> KVWorkerSide:
-        """Return the worker side of the KV connector, in a process of a rank, where a builder of the same configuration is called."""
-        pair: ConnectorPair = self.make(self._plan.choices["kv_connector"])
-        label = self._label("kv_connector")
-        meter = Meters(self._config, self._context.clock)("kv_connector", label, thread=ACTIVITY.device)
-        return GuardedWorker(pair.worker, label=label, meter=meter)
+    def _made_of(self, noun: str) -> Made:
+        """Build the component that serves a noun."""
+        return Made(
+            label=self._label(noun),
+            component=self.make(self._plan.choices[noun]),
+            remake=functools.partial(self._made_in_rank, noun),
+        )
+
+    def _made_in_rank(self, noun: str) -> tuple[Made, Meters]:
+        """Build it again in the process of a rank, where a builder of the same configuration is called."""
+        return self._made_of(noun), Meters(self._config, self._context.clock)
 
     def _reference_sampler(self) -> Sampler:
         """Return a sampler in this process, which the backend's need not be; made when it is first needed."""
@@ -656,9 +647,8 @@ class Parts(EmbeddingParts):
         eviction: The same.
         make_eviction: Makes the same once more, for one more partition of the KV blocks; None: there is one partition.
         speculation: Who drafts, how much, and which drafts stand; or None.
-        connector: The KV connector, or None.
-        connector_label: Names it and its distribution in messages.
-        remake_worker: Makes the connector's worker side again in the process of a rank; None: it stays in this one.
+        made: Components that stages use, by noun.
+        stages: All stages that are registered, in order.
         shadow: Label and policy that is asked beside ``scheduling``, or None.
         switch: Builds other policies while the engine serves, or None.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
@@ -668,7 +658,7 @@ class Parts(EmbeddingParts):
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
         components: Name, distribution, version and digest of every component, by dotted path of the setting that names it.
         device_label: Names executor and backend in messages.
-        sampling_fingerprint: What the connector carries to another engine that is to choose a first token; None: none does.
+        sampling_fingerprint: Tells another engine how tokens are chosen here; None: none is to choose one.
     """
 
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
@@ -676,9 +666,8 @@ class Parts(EmbeddingParts):
     eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
     make_eviction: Callable[[], tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]] | None = None
     speculation: Speculation | None = None
-    connector: ConnectorPair | None = None
-    connector_label: str = "the KV connector"
-    remake_worker: Callable[[], KVWorkerSide] | None = None
+    made: Mapping[str, Made] = attrs.Factory(dict)
+    stages: Sequence[RegisteredStage] = ()
     shadow: tuple[str, SchedulingPolicy] | None = None
     switch: SchedulingSwitch | None = None
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
@@ -761,10 +750,9 @@ def compose_engine(
     )
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
     meters = Meters(config, clock)
-    num_hosted = _num_hosted(config, parts, limits, num_partitions)
-    _allocate(executor, _allocation(config, limits, parts, num_hosted, meters), parts)
-    swapping = Swapping(num_host_blocks=num_hosted, copy=_swap(executor), num_partitions=num_partitions)
-    state = _state(config, parts, HeldClock(clock), swapping, limits, meters)
+    stages = _made_stages(config, parts, meters)
+    executor.allocate(_allocation(config, limits, parts, stages))
+    state = _state(config, parts, HeldClock(clock), limits, meters)
     made = parts.make_bucketing(_limits_of_rank(limits, num_partitions))
     bucketing = Guarded(BucketingStrategy, *made, meter=meters("bucketing", made[0]))
     passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
@@ -781,7 +769,9 @@ def compose_engine(
         executor=executor,
         observers=_watched(config, parts, clock),
         drafting=drafting,
-        stages=_stages(config, capabilities, state, executor, decisions),
+        config=config,
+        limits=limits,
+        stages=(*stages, *([decisions] if config.engine.explain_steps else ())),
         embeddings=EmbeddingQueue(
             executor,
             parts.model,
@@ -797,7 +787,6 @@ def compose_engine(
         on_close=parts.on_close,
         check_params=parts.check_params,
         device_label=parts.device_label,
-        prepare=parts.prepare,
         is_portable=parts.is_portable,
     )
 
@@ -828,7 +817,7 @@ def _recorder(
     obstacles = []
     if tables["cache"].pop("shared_prefixes"):
         obstacles.append("cache.shared_prefixes: beginnings that all salts share are texts, which no record holds")
-    if parts.connector is not None:
+    if "kv_connector" in parts.made:
         obstacles.append("a KV connector loads and saves blocks at moments that no record holds")
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version(OUR_DISTRIBUTION)
@@ -855,15 +844,38 @@ def _recorder(
     )
 
 
-def _num_hosted(config: Config, parts: Parts, limits: BucketLimits, num_partitions: int) -> int:
-    return num_host_blocks(
-        config,
-        parts.model,
-        parts.executor,
-        block_size=limits.block_size,
-        max_model_len=limits.max_model_len,
-        num_partitions=num_partitions,
+def _made_stages(config: Config, parts: Parts, meters: Meters) -> tuple[Stage, ...]:
+    """Return the stages that the configuration asks for, in the order in which they act.
+
+    Raises:
+        ContractError: One is no stage.
+    """
+    makings = Makings(
+        config=config,
+        model=parts.model,
+        executor=parts.executor,
+        layout=_layout(config),
+        made=parts.made.get,
+        meter=meters,
+        sampling_fingerprint=parts.sampling_fingerprint,
+        can_start_with=parts.can_start_with,
+        is_portable=parts.is_portable,
+        prepare=parts.prepare,
     )
+    made = []
+    for one in parts.stages:
+        if not one.definition.when(config):
+            continue
+        stage = one.definition.make(makings)
+        if stage is not None and not isinstance(stage, Stage):
+            raise ContractError(
+                f"{one}: its make() returned {shown(stage)}, which is no trencadis.engine.stage.Stage.",
+                hint=one.provenance.remedy,
+            )
+        if stage is not None:
+            stage.name = one.definition.name
+            made.append(stage)
+    return tuple(made)
 
 
 def _depth(config: Config, *, has_drafter: bool) -> int:
@@ -953,24 +965,6 @@ def _background(executor: Executor, passes: PassPlanner, warmed: WarmUp, label: 
     return BackgroundWarmUp(executor, passes, warmed)
 
 
-def _swap(executor: Executor) -> Callable[[BlockCopies, BlockCopies], None] | None:
-    """Return what copies KV blocks to host memory and back; None where nothing can."""
-    if not isinstance(executor, SupportsSwapping):
-        return None
-    return lambda outs, ins: executor.swap_blocks(outs=outs, ins=ins)
-
-
-def _connecting(executor: Executor) -> SupportsKVConnector:
-    """Return the executor, which runs a KV connector's worker sides.
-
-    Raises:
-        BackendError: It does not.
-    """
-    if isinstance(executor, SupportsKVConnector):
-        return executor
-    raise BackendError(f"{type(executor).__name__} takes no KV connector.", hint='Set kv_connector.name to "none".')
-
-
 def _table(bucketing: Guarded[BucketingStrategy], limits: BucketLimits) -> tuple[Bucket, ...]:
     """Return the buckets that a strategy lists.
 
@@ -1008,17 +1002,9 @@ def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Cl
     )
 
 
-def _allocation(config: Config, limits: BucketLimits, parts: Parts, num_hosted: int, meters: Meters) -> AllocationPlan:
-    worker = None
-    if parts.connector is not None:
-        label = parts.connector_label
-        worker = GuardedWorker(
-            parts.connector.worker,
-            label=label,
-            meter=meters("kv_connector", label, thread=ACTIVITY.device),
-            remake=parts.remake_worker,
-        )
-    return AllocationPlan(
+def _allocation(config: Config, limits: BucketLimits, parts: Parts, stages: Sequence[Stage]) -> AllocationPlan:
+    """Return what is to be allocated, the stages' wishes included."""
+    plan = AllocationPlan(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         num_rows=limits.max_num_seqs,
@@ -1026,27 +1012,11 @@ def _allocation(config: Config, limits: BucketLimits, parts: Parts, num_hosted: 
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_draft_tokens=limits.max_draft_tokens,
         acceptance=parts.speculation.acceptance if parts.speculation else None,
-        connector=worker,
-        num_host_blocks=num_hosted,
         layer_wait_s=config.cache.layer_wait_s,
     )
-
-
-def _allocate(executor: Executor, plan: AllocationPlan, parts: Parts) -> None:
-    """Allocate, and tell the connector's scheduler side what its worker side was shown, and how first tokens are chosen."""
-    executor.allocate(plan)
-    if parts.connector is not None:
-        side = parts.connector.scheduler
-        if isinstance(executor, SupportsRemoteKVConnector):
-            if not isinstance(side, SupportsRemoteWorkers):
-                raise CapabilityError(
-                    f"{parts.connector_label} provides {CONNECTOR_RANKS}, and its scheduler side has no on_ranks().",
-                    hint="Mend it, or choose another in kv_connector.name.",
-                )
-            side.on_ranks(executor.kv_layouts())
-        side.on_ready(_connecting(executor).kv_layout())
-        if parts.sampling_fingerprint is not None and isinstance(side, SupportsRemotePrefill):
-            side.on_sampling(parts.sampling_fingerprint)
+    for stage in stages:
+        plan = stage.allocate(plan)
+    return plan
 
 
 def _administration(
@@ -1058,7 +1028,6 @@ def _administration(
         decisions,
         switch=parts.switch,
         plan_hash=parts.plan_hash,
-        role=EngineRole(config.engine.role, state.transfers),
     )
 
 
@@ -1079,55 +1048,7 @@ def _policy(config: Config, parts: Parts, state: EngineState, meters: Meters) ->
     return policy
 
 
-def _stages(
-    config: Config, capabilities: BackendCapabilities, state: EngineState, executor: Executor, decisions: Decisions
-) -> tuple[Stage, ...]:
-    """Return the stages that the configuration asks for, in the order in which they act."""
-    wanted: list[tuple[bool, Stage]] = [
-        *((True, one) for one in _defragmenters(config, capabilities, state, executor)),
-        (state.swapping.num_host_blocks > 0, state.swapping),
-        (config.engine.explain_steps > 0, decisions),
-    ]
-    return tuple(stage for is_on, stage in wanted if is_on)
-
-
-def _defragmenters(
-    config: Config, capabilities: BackendCapabilities, state: EngineState, executor: Executor
-) -> list[Defragmenter]:
-    """Return what keeps blocks at low ids, of each partition; nothing where that saves nothing or is switched off.
-
-    Raises:
-        ConfigValueError: It is asked for beside a KV connector, which knows blocks by their ids.
-    """
-    wanted, connected = config.defragmenter.enabled, state.transfers.has_connector
-    if wanted == "on" and connected:
-        raise ConfigValueError(
-            '[defragmenter] enabled = "on": the KV connector refers to blocks by their ids, so they cannot move.',
-            hint='Set it to "auto", or kv_connector.name to "none".',
-        )
-    reads_ranges = capabilities.contiguous or capabilities.layout == "unified"
-    if wanted == "off" or connected or not (reads_ranges or wanted == "on"):
-        return []
-    blocks = state.blocks
-    return [
-        Defragmenter(
-            state,
-            config.defragmenter,
-            copy_blocks=lambda sources, targets: executor.copy_blocks(sources=sources, targets=targets),
-            copy_sizes=capabilities.copy_sizes,
-            blocks=part,
-        )
-        for part in (blocks.parts if isinstance(blocks, PartitionedBlocks) else [blocks])
-    ]
-
-
-def _state(
-    config: Config, parts: Parts, clock: HeldClock, swapping: Swapping, limits: BucketLimits, meters: Meters
-) -> EngineState:
-    connector = None
-    if parts.connector is not None:
-        label = parts.connector_label
-        connector = GuardedConnector(parts.connector.scheduler, label=label, meter=meters("kv_connector", label))
+def _state(config: Config, parts: Parts, clock: HeldClock, limits: BucketLimits, meters: Meters) -> EngineState:
     return EngineState(
         clock=clock,
         blocks=_blocks(parts, limits.num_blocks, _layout(config).num_partitions, meters),
@@ -1137,18 +1058,6 @@ def _state(
             block_size=limits.block_size,
             shared_prefixes=parts.shared_prefixes,
         ),
-        transfers=Transfers(
-            connector,
-            load_timeout_s=config.cache.load_timeout_s,
-            lookup_timeout_s=config.cache.lookup_timeout_s,
-            release_timeout_s=config.cache.release_timeout_s,
-            max_waiting_loads=config.cache.max_waiting_loads,
-            close_worker=_connecting(parts.executor).close_connector if parts.connector is not None else lambda: None,
-            num_ranks=parts.executor.num_ranks,
-            layerwise=parts.executor.capabilities.layerwise_kv,
-            first_tokens=FirstTokens(vocab_size=parts.model.vocab_size, can_start_with=parts.can_start_with),
-        ),
-        swapping=swapping,
         num_rows=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
         block_size=limits.block_size,

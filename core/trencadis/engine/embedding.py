@@ -19,7 +19,6 @@ import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.engine.commit.recovery import MOST_LOSSES, SUSPECT_LOSSES, restart_ranks
-from trencadis.engine.inspect.accounting import EngineTotals
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.off import off_metrics, off_table
 from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError, RanksLostError
@@ -29,6 +28,7 @@ from trencadis.records import (
     Embedding,
     EmbeddingRequest,
     EngineLoad,
+    EngineTotals,
     FinishedSequence,
     Float32Array,
     ModelFacts,

@@ -15,21 +15,21 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import attrs
 import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
-from trencadis.clock import Clock, SimulatedClock
+from trencadis.clock import Clock
+from trencadis.config import Config
 from trencadis.engine.batching.passes import BatchBuilder
 from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp
-from trencadis.engine.commit.committer import Committer
+from trencadis.engine.commit.committer import Committer, StopCheck
 from trencadis.engine.commit.output_check import FailedStep, OutputCheck
 from trencadis.engine.commit.recovery import Recovery, restart_ranks
 from trencadis.engine.embedding import EmbeddingQueue
-from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
+from trencadis.engine.inspect.accounting import Accounting
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.flight_recorder import COMMIT, FAILURE, FlightRecorder
@@ -38,28 +38,28 @@ from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.off import off_metrics
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
-from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_validation import RequestValidator
-from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
-from trencadis.engine.scheduling.shadow import NO_SHADOW
 from trencadis.engine.speculation.drafting import Drafting
-from trencadis.engine.stages import Stage, Stages
+from trencadis.engine.stage import EngineParts, Stage, Stages
 from trencadis.engine.state import EngineState
-from trencadis.engine.transfer.remote_prefills import RemotePrefills
+from trencadis.engine.step import SubmittedStep
 from trencadis.errors import (
     BackendError,
     ContractError,
     InvalidRequestError,
     RanksLostError,
+    RequestError,
     RequestRefusedError,
     StepFailedError,
     UnpreparedShapeError,
 )
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import Executor
+from trencadis.interfaces.restorable import Restorable
 from trencadis.records import (
+    BucketLimits,
     Embedding,
     EmbeddingRequest,
     EngineLoad,
@@ -69,6 +69,7 @@ from trencadis.records import (
     Plan,
     Request,
     SamplingParams,
+    StepOutput,
     TokenDeltas,
 )
 from trencadis.thread_watch import ENGINE_THREADS, ThreadWatch
@@ -107,6 +108,8 @@ class Engine:
         scheduler: Scheduler,
         builder: BatchBuilder,
         executor: Executor,
+        config: Config,
+        limits: BucketLimits,
         observers: Observers,
         drafting: Drafting,
         embeddings: EmbeddingQueue,
@@ -120,7 +123,6 @@ class Engine:
         on_close: Callable[[], None] = lambda: None,
         check_params: Callable[[SamplingParams], None] = lambda _: None,
         device_label: str = "the executor",
-        prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: (),
         is_portable: Callable[[SamplingParams], bool] = lambda _: True,
     ) -> None:
         self.model = model
@@ -137,15 +139,10 @@ class Engine:
         self._drafting = drafting
         self._embeddings = embeddings
         self._background = self._deferred_warm_up = background
-        self._stages = Stages(stages)
         self._administration = administration or Administration(state, policy, Decisions())
         self._decisions = self._administration.decisions
-        self._committer = Committer(state)
         self._recovery = Recovery(state)
-        self._preparations = Preparations(state, prepare, waits=isinstance(state.clock.source, SimulatedClock))
-        self._validator = RequestValidator(
-            state, policy, embeddings, model, check_params, self._administration.role, self._preparations, is_portable
-        )
+        self._validator = RequestValidator(state, policy, embeddings, model, check_params, is_portable)
         self._depth = depth
         self._time = state.clock
         self._clock: Clock = state.clock.source
@@ -153,14 +150,7 @@ class Engine:
         self._outputs = OutputCheck(vocab_size=model.vocab_size, label=device_label)
         self._ended: list[FinishedSequence] = []
         self._num_idle_steps = 0
-        connector = state.transfers.connector
-        self._remote_prefills: RemotePrefills | None = None
-        if connector is not None and connector.remote_prefill is not None:
-            self._remote_prefills = RemotePrefills(
-                connector.remote_prefill, add=self.add, abort=self.abort, backlog=state.backlog
-            )
         # What is off is not on the path of a step.
-        self._is_connected = state.transfers.has_connector
         self._recorder = recorder
         self._framed = FramedParts(
             state=state,
@@ -168,17 +158,48 @@ class Engine:
             policy=policy,
             recovery=self._recovery,
             in_flight=self._in_flight,
-            stages=tuple(stage for stage in stages if isinstance(stage, Restorable)),
+            stages={stage.name: stage for stage in stages if isinstance(stage, Restorable)},
         )
-        if recorder is not None and not self._is_connected:
+        self.wake: Callable[[], None] = lambda: None
+        self._bind(stages, config, limits)
+        self._committer = Committer(state)
+        if recorder is not None and not state.on_filled:
             recorder.follow(self._framed.take)
-        self._first_tokens = state.transfers.first_tokens
         self._closed = False
         self.is_paused = False
         self._on_close = on_close
         self._faults = FaultLog(logging.getLogger("trencadis.engine"))
         self._threads = ThreadWatch(logging.getLogger("trencadis.engine"), "The engine's process")
         self._device_label = device_label
+
+    def _bind(self, stages: Sequence[Stage], config: Config, limits: BucketLimits) -> None:
+        """Give the stages the parts that they use, and call them at their moments from now on."""
+        state, scheduler = self._state, self._scheduler
+        parts = EngineParts(
+            config=config,
+            state=state,
+            executor=self._executor,
+            model=self.model,
+            limits=limits,
+            add=self.add,
+            abort=self.abort,
+            append=StopCheck(state).append,
+            ended=self._ended,
+            obstacle=lambda words: None if self._recorder is None else self._recorder.obstacle(words),
+            wake=self._wake_owner,
+        )
+        for stage in stages:
+            stage.bind(parts)
+        self._stages = Stages(stages)
+        state.leaving = self._stages.leaving
+        scheduler.admission.claims = self._stages.claim
+        asks = self._stages.wants_empty_plan
+        if asks:
+            scheduler.wants_step = lambda: any(ask() for ask in asks)
+        self._answers = {question: answer for stage in stages for question, answer in stage.answers.items()}
+
+    def _wake_owner(self) -> None:
+        self.wake()
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -190,21 +211,29 @@ class Engine:
             InvalidRequestError: An empty prompt, a token id outside the vocabulary, or an id that is live.
             RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
         """
-        state, original_request = self._state, request
+        state, stages, original_request = self._state, self._stages, request
         self._time.hold()
         try:
-            request, preparation = self._validator.admit(request)
+            request = self._validator.admit(request, stages.accept, stages.accept_last)
+        except RequestError:
+            for refused in stages.refused:
+                refused(original_request)
+            raise
         except StepFailedError as error:
+            for refused in stages.refused:
+                refused(original_request)
             self._end_everything(error)
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {error}") from error
-        sequence = state.add(request, original_request=original_request, preparation=preparation)
+        sequence = state.add(request, original_request=original_request)
         slot = sequence.slot
-        if slot in state.compiling:
-            self._preparations.watch(sequence)
+        obstacles = [words for words in [added(sequence) for added in stages.added] if words]
+        if obstacles:
+            state.set_aside(sequence, obstacles[0], is_queued=True)
+        else:
+            state.enqueue(sequence)
         if self._recorder is not None:
             self._recorder.added(sequence)
         try:
-            self._decisions.added(request, slot=slot, now_s=float(state.table.arrival_s[slot]))
             self._policy.on_added(slot=slot, request=request)
         except StepFailedError as error:
             self._end_everything(error)
@@ -254,24 +283,22 @@ class Engine:
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, from any thread, when a sequence can run or the KV connector brings work between two steps."""
-        self._preparations.wake = wake
-        if self._remote_prefills is not None:
-            self._remote_prefills.wake = wake
+        self.wake = wake
 
     @property
     def has_work(self) -> bool:
         """True while a step can change anything."""
-        sequences = self._in_flight or self._ended or self._state.slot_of or self._state.transfers.wants_step
-        return bool(sequences or self._embeddings or (self._remote_prefills and self._remote_prefills.are_waiting))
+        sequences = self._in_flight or self._ended or self._state.slot_of or self._stages.wants_step
+        return bool(sequences or self._embeddings)
 
     @property
     def is_stalled(self) -> bool:
-        """True if sequences only compile or wait for a KV connector, or the engine is paused: stepping at once would be busy waiting."""
+        """True if sequences only wait for a stage, or the engine is paused: stepping at once would be busy waiting."""
         state = self._state
         awaits = (
             self.is_paused
-            or (state.compiling and not len(state.waiting))
-            or state.transfers.is_active
+            or (state.aside and not len(state.waiting))
+            or self._stages.awaits
             or self._scheduler.admission.num_pending
         )
         could_run = state.running.size and not self.is_paused
@@ -285,8 +312,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait, those that are compiling or waiting for remote KV included."""
-        return self._state.num_queued + self._state.transfers.num_waiting_for_kv
+        """Sequences that wait, those that stand aside included."""
+        return self._state.num_waiting
 
     # --------------------------------------------------------------------------------------------------- steps
 
@@ -299,11 +326,8 @@ class Engine:
         Raises:
             InternalError: An invariant does not hold.
         """
-        if self._remote_prefills is not None:
-            self._remote_prefills.admit()
-        if self._preparations.done:
-            self._time.hold()
-            self._ended.extend(self._preparations.collect())
+        for act in self._stages.before_step:
+            act()
         embedded: tuple[Embedding, ...] = ()
         texts = self._embeddings
         if texts.waiting or texts.suspects or texts.done:
@@ -312,13 +336,12 @@ class Engine:
             except RanksLostError as error:
                 if self._recorder is not None:
                     self._recorder.obstacle("ranks were lost while a text was embedded")
+                for failed in self._stages.failed:
+                    failed((), error)
                 self._ranks_lost((), error)
         while not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
             pass
-        deltas = self._commit_oldest(embedded)
-        if self._is_connected:
-            deltas = self._first_tokens.ahead_of(deltas)
-        return deltas if self._remote_prefills is None else self._remote_prefills.without(deltas)
+        return self._commit_oldest(embedded)
 
     def work_ahead(self) -> float | None:
         """Use idle time: prepare one more bucket of those that the warm-up put off. A request that arrives meanwhile waits for it.
@@ -342,7 +365,7 @@ class Engine:
         """Return the answer to an operator's question, or make a change; see :class:`Administration`.
 
         The engine's own: ``totals``, the fields of :class:`~trencadis.engine.inspect.accounting.EngineTotals` and ``drafter``, the name of the
-        speculator that drafts now; ``flight_record``, which writes one and returns ``paths``; and ``reject_transfer``.
+        speculator that drafts now; and ``flight_record``, which writes one and returns ``paths``. Stages have their own.
 
         Raises:
             TrencadisError: See :meth:`Administration.answer`.
@@ -351,9 +374,9 @@ class Engine:
             return {**attrs.asdict(self.totals), "drafter": self._drafting.drafter}
         if question == "flight_record":
             return self._flight_record()
-        if question == "reject_transfer":
-            self._state.transfers.not_served(arguments["transfer_params"])
-            return {}
+        own = self._answers.get(question)
+        if own is not None:
+            return self._administration.answered(question, own, arguments)
         answer = self._administration.answer(question, arguments)
         if question == "set_scheduling" and self._recorder is not None:
             self._recorder.changed(*self._administration.scheduling_in_force(arguments["table"]))
@@ -384,11 +407,20 @@ class Engine:
             )
         return {"paths": [str(path)]}
 
+    def stage(self, name: str) -> Any:
+        """Return a stage by name, for tests and debuggers.
+
+        Raises:
+            KeyError: The engine has none of this name.
+        """
+        return {stage.name: stage for stage in self._stages.all}[name]
+
     def inspect(self) -> EngineSnapshot:
         """Return a copy of the engine's state, for tests, conformance suites and debuggers. O(sequences + blocks)."""
         return take_snapshot(
             self._state,
             steps_in_flight=(step.plan.step for step in self._in_flight),
+            stages=self._stages.all,
             speculation_fault=self._drafting.fault,
         )
 
@@ -418,13 +450,13 @@ class Engine:
 
     def metrics(self) -> str:
         """Return what observers and backend measured, in Prometheus' text format; a comment says so if no observer counts."""
-        page, connector = MetricsPage(self._faults), self._state.transfers.connector
+        page = MetricsPage(self._faults)
         self._observers.add_metrics(page, self._accounting.gauges())
         comment = "" if page.text else _NO_COUNTERS
         page.add("the engine", off_metrics() + ENGINE_THREADS.format(self._threads.look()))
-        if connector is not None:
-            page.add("the engine", self._state.transfers.metrics())
-            page.add(connector.label, connector.metrics())
+        for stage in self._stages.all:
+            for owner, text in stage.metrics().items():
+                page.add(owner, text)
         try:
             page.add(self._device_label, self._executor.metrics())
         except BaseException as error:
@@ -447,7 +479,8 @@ class Engine:
         self._observers.close()
         try:
             self._drafting.close()
-            self._state.transfers.close()
+            for stage in self._stages.all:
+                stage.close()
             self._on_close()
         finally:
             self._executor.close()
@@ -455,17 +488,17 @@ class Engine:
     # ------------------------------------------------------------------------------------------------- innards
 
     def _bring_message(self) -> None:
-        """Take a last step if the KV connector has orders left: what was computed last is to be saved."""
+        """Take a last step if a stage has orders left for the executor's side, such as to save what was computed last."""
         with contextlib.suppress(Exception):  # of an executor that is dead already
             for _ in range(2):  # first what a refused plan had for it, if there is any
-                if self._state.transfers.has_message and self._submit_next() and self._in_flight:
+                if self._stages.has_orders and self._submit_next() and self._in_flight:
                     self._drain_one()
 
     def _commit_oldest(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
         """Wait for the oldest step in flight and commit it; the deltas of all requests, remote prefills included."""
         if not self._in_flight:
             self._watch_progress()
-            return self._announce_all(_NOTHING, embedded)
+            return self._end_step(None, None, self._announce_all(_NOTHING, embedded))
         step = self._in_flight.popleft()
         plan = step.plan
         if plan.num_tokens:
@@ -479,15 +512,17 @@ class Engine:
             output = self._outputs.output_of(step)
         except Exception as error:
             self._step_failed(plan, error)
-            return self._announce_all(_NOTHING, embedded)
+            return self._end_step(None, None, self._announce_all(_NOTHING, embedded))
         start_s = self._time.held_s = self._clock.now_s()
         ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else start_s - wait_s)
+        for received in self._stages.received:
+            received(step, output)
         deltas = self._committer.commit(plan, output)
         if self._recovery.suspects:
             self._recovery.step_done(plan)
         if self._drafting.is_on:
             self._drafting.verified(plan, output)
-        if embedded or deltas.finished or self._ended or self._first_tokens.ended:
+        if embedded or deltas.finished or self._ended:
             deltas = self._announce_all(deltas, embedded)
         end_s = self._clock.now_s()
         commit_s = end_s - start_s
@@ -497,6 +532,12 @@ class Engine:
             emitted = None if plan.drafts is None else output.num_emitted
             recorder.note((COMMIT, start_s, wait_s, end_s, step.plan_s, output.device_s, emitted, output.row_errors))
             recorder.committed(plan.step, self._scheduler.next_step)
+        return self._end_step(step, output, deltas)
+
+    def _end_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
+        """Return what the stages make of the new tokens."""
+        for act in self._stages.after_step:
+            deltas = act(step, output, deltas)
         return deltas
 
     def _submit_next(self) -> bool:
@@ -507,23 +548,27 @@ class Engine:
         if self._recorder is not None:
             self._recorder.planned(start_s, self._scheduler.notes, plan)
         if plan is None:
+            for after_plan in self._stages.after_plan:
+                after_plan(None)
             return False
         step = self._counted(plan)
-        for after_plan in self._stages.after_plan:
-            after_plan(step)
-        self.totals.num_block_swaps += step.num_block_swaps
+        try:
+            for after_plan in self._stages.after_plan:
+                after_plan(step)
+        except Exception as error:
+            self._refused(plan, error)
+            return True
         try:
             batch = self._builder.build(plan)
         except UnpreparedShapeError as error:
             self._refused(plan, error)
             return True  # the other sequences of the plan can run, and those that were not in it
         except StepFailedError as error:
-            self._state.transfers.put_back(plan.connector_message)
             self._end_everything(error)
             return False
         try:
             for after_build in self._stages.after_build:
-                after_build(step, batch)
+                batch = after_build(step, batch) or batch
         except Exception as error:
             self._refused(plan, error)
             return True
@@ -560,17 +605,25 @@ class Engine:
     def _counted(self, plan: Plan) -> SubmittedStep:
         """Return a step with the counts of its plan."""
         policy, drafting, admission = self._policy, self._drafting, self._scheduler.admission
-        return SubmittedStep(
+        step = SubmittedStep(
             plan=plan,
             num_prompt_tokens_admitted=admission.num_prompt_tokens,
             num_prompt_tokens_cached=admission.num_cached_tokens,
             num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
             policy=policy.name,
             num_quarantined=policy.num_quarantined,
-            shadow=NO_SHADOW if policy.shadow is None else policy.take_shadow_step(),
-            draft_s=drafting.draft_s,
-            num_drafters_quarantined=drafting.num_quarantined if drafting.is_configured else 0,
         )
+        if policy.shadow is not None:
+            shadow = policy.take_shadow_step()
+            step.stats.update(
+                num_shadow_steps=int(shadow.was_asked),
+                num_shadow_differing=int(shadow.differs),
+                shadow_displacement=shadow.displacement,
+                shadow_s=shadow.spent_s,
+            )
+        if drafting.is_configured:
+            step.stats.update(draft_s=drafting.draft_s, num_drafters_quarantined=drafting.num_quarantined)
+        return step
 
     # -------------------------------------------------------------------------------------------------- finish
 
@@ -589,8 +642,8 @@ class Engine:
 
     def _announce_all(self, deltas: TokenDeltas, embedded: tuple[Embedding, ...]) -> TokenDeltas:
         """Add embeddings and sequences that ended outside a commit, and announce all that ended."""
-        if self._ended or self._first_tokens.ended or embedded:
-            ended = (*self._ended, *self._first_tokens.take_ended())
+        if self._ended or embedded:
+            ended = tuple(self._ended)
             self._ended.clear()
             deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended), embeddings=embedded)
         for finished in deltas.finished:
@@ -600,8 +653,8 @@ class Engine:
     def _announce(self, finished: FinishedSequence, tenant: int) -> None:
         """Tell stages, policy and observers that a sequence left."""
         self.totals.num_finished += 1
-        for on_finish in self._stages.on_finish:
-            on_finish(finished)
+        for left in self._stages.left:
+            left(finished)
         if self._recorder is not None:
             self._recorder.finished(finished)
         self._recovery.forget(finished.slot)
@@ -625,10 +678,11 @@ class Engine:
             if not was_submitted:
                 self._recorder.obstacle("a plan was refused before it ran")
             self._recorder.dump_fault(f"step {plan.step} failed: {type(error).__name__}")
-        self._decisions.failed(plan.step, str(error))
         dropped = []
         while self._in_flight:
             dropped.append(self._drain_one())
+        for failed in self._stages.failed:
+            failed([plan, *dropped], error)
         if isinstance(error, RanksLostError):
             self._ranks_lost([plan, *dropped], error)
         else:
@@ -656,7 +710,6 @@ class Engine:
 
     def _refused(self, plan: Plan, error: Exception) -> None:
         """Undo a plan that was not submitted."""
-        self._state.transfers.put_back(plan.connector_message)
         self._step_failed(plan, error, was_submitted=False)
         rows = set(plan.rows.tolist())
         self._state.row_starts = [start for start in self._state.row_starts if start.row not in rows]
@@ -684,7 +737,8 @@ class Engine:
             output = self._outputs.output_of(step)
         except Exception:  # the first failure is the one that is reported
             return step.plan
-        self._state.transfers.apply(output.connector_reports, self._state, missed_layers=output.missed_layers)
+        for received in self._stages.received:
+            received(step, output)
         return step.plan
 
     def _watch_progress(self) -> None:
@@ -708,9 +762,9 @@ class Engine:
     def _could_admit(self) -> bool:
         """Whether the first waiting sequence could run: no block is in use, or those pinned for transfers leave room for all that wait."""
         state, admission = self._state, self._scheduler.admission
-        if not len(state.waiting) or admission.num_pending or state.transfers.num_waiting_for_kv:
+        if not len(state.waiting) or admission.num_pending or any(not one.is_queued for one in state.aside.values()):
             return False
-        num_pinned = state.transfers.num_pinned_blocks
+        num_pinned = state.num_kept_blocks
         if state.blocks.num_used > num_pinned:
             return False
         return not num_pinned or all(admission.lacks(slot) == (0, 0) for slot in state.waiting.slots.tolist())

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from trencadis.engine.embedding import EmbeddingQueue
-from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_check import check_request
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.state import EngineState
-from trencadis.engine.transfer.role import EngineRole
 from trencadis.errors import (
     ContinuationError,
     InvalidRequestError,
-    RequestError,
     RequestRefusedError,
-    StepFailedError,
 )
 from trencadis.records import ModelFacts, Request, SamplingParams
 
 __all__ = ["RequestValidator"]
-
-logger = logging.getLogger("trencadis.engine")
-
-_HANDOVERS = ("do_remote_decode", "do_remote_prefill")
-"""Transfer parameters by which a request asks for what only a KV connector can do."""
 
 
 class RequestValidator:
@@ -39,8 +27,6 @@ class RequestValidator:
         embeddings: Queued texts to embed; their ids are in use.
         model: The loaded model.
         check_params: Raises for sampling parameters that the sampler cannot serve.
-        role: Of the engine.
-        preparations: Begins what the sampler has to do first.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
     """
 
@@ -51,8 +37,6 @@ class RequestValidator:
         embeddings: EmbeddingQueue,
         model: ModelFacts,
         check_params: Callable[[SamplingParams], None],
-        role: EngineRole,
-        preparations: Preparations,
         is_portable: Callable[[SamplingParams], bool],
     ) -> None:
         self._state = state
@@ -60,44 +44,34 @@ class RequestValidator:
         self._embeddings = embeddings
         self._model = model
         self._check_params = check_params
-        self._role = role
-        self._preparations = preparations
         self.is_portable = is_portable
-        self._warned: set[str] = set()
 
-    def admit(self, request: Request) -> tuple[Request, tuple[Future[Any], ...]]:
-        """Return a request as it will run, and what it waits for first.
+    def admit(
+        self,
+        request: Request,
+        accept: Iterable[Callable[[Request], Request]],
+        accept_last: Iterable[Callable[[Request], Request]],
+    ) -> Request:
+        """Return a request as it will run.
 
-        The KV connector is told of a refusal, so that KV held for the request is freed.
+        Args:
+            request: As it came.
+            accept: Stages complete or refuse it.
+            accept_last: The same, for what costs something.
 
         Raises:
-            RequestError: See :meth:`check` and :meth:`ask`.
+            RequestError: See :meth:`check` and :meth:`ask`, or a stage refuses it.
             StepFailedError: See :meth:`ask`.
         """
-        try:
-            self._role.check(request)
-            self.check(request)
-            request = self._state.tenants.complete(request)
-            if request.output_token_ids is None:  # else another engine has accepted it
-                self.ask(request)
-            preparation = self._preparations.begin(request)
-        except (RequestError, StepFailedError):
-            self._state.transfers.not_served(request.transfer_params)
-            raise
-        if request.transfer_params and not self._state.transfers.has_connector:
-            self._warn_of_handovers(request.transfer_params)
-        return request, preparation
-
-    def _warn_of_handovers(self, params: Mapping[str, Any]) -> None:
-        """Say, once for each name, that nothing here hands KV over; the request is served all the same."""
-        for name in _HANDOVERS:
-            if params.get(name) is True and name not in self._warned:
-                self._warned.add(name)
-                logger.warning(
-                    "Requests come with kv_transfer_params %s, which has no effect: this engine has no KV connector. "
-                    'Start it with kv_connector.name, such as "p2p". Said once.',
-                    name,
-                )
+        for act in accept:
+            request = act(request)
+        self.check(request)
+        request = self._state.tenants.complete(request)
+        if request.output_token_ids is None:  # else another engine has accepted it
+            self.ask(request)
+        for act in accept_last:
+            request = act(request)
+        return request
 
     def check(self, request: Request) -> None:
         """Raise unless the engine can serve the request.

@@ -2,13 +2,10 @@
 
          add            admit                    stop, length
     ────────▶ WAITING ────────▶ RUNNING ────────────────────▶ finished (leaves the table)
-            ▲  │  ▲ loaded,        │                           ▲
-            │  │  │ failed         │ preempt                   │ abort or error, from every state
-       load │  ▼  │                │                           │
-            │ WAITING_FOR_REMOTE_KV│                           │
-            └──────────────────────┴───────────────────────────┘
-
-A sequence whose sampler prepares something first is COMPILING before it is WAITING.
+       │       │   ▲ ▲             │                           ▲
+       │       │   │ └─────────────┘ preempt                   │ abort or error, from every state
+       │       ▼   │ resume                                    │
+       └────▶  ASIDE  (a stage lets it wait) ──────────────────┘
 
 Numbers that change every step live in the table's columns; what is touched rarely lives here.
 """
@@ -16,27 +13,84 @@ Numbers that change every step live in the table's columns; what is touched rare
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
+import attrs
 import numpy as np
 
-from trencadis.engine.restorable import Restorable
 from trencadis.errors import InternalError
-from trencadis.records import BoolArray, FloatArray, Int32Array, Int64Array, Request, TableWrites, read_only
+from trencadis.interfaces.restorable import Restorable
+from trencadis.records import (
+    BoolArray,
+    FinishReason,
+    FloatArray,
+    Int32Array,
+    Int64Array,
+    Request,
+    TableWrites,
+    read_only,
+)
 
-__all__ = ["Rows", "Sequence", "SequenceState", "SequenceTable", "SlotQueue"]
+__all__ = ["Claim", "Leaving", "Rows", "Sequence", "SequenceState", "SequenceTable", "SlotQueue", "When"]
+
+_NONE = np.empty(0, np.int32)
 
 
 class SequenceState(enum.IntEnum):
     """Where a live sequence is."""
 
     WAITING = 0
-    WAITING_FOR_REMOTE_KV = 1
+    ASIDE = 1
     RUNNING = 2
-    COMPILING = 3
+
+
+class When(enum.Enum):
+    """When the KV of a claim can be read."""
+
+    NOW = "now"  # by the next step
+    AFTER_LOAD = "after load"  # the sequence waits aside until its stage resumes it
+    PENDING = "pending"  # not known yet: the stage is asked again in the next plan
+    GONE = "gone"  # the sequence has ended
+
+
+class Claim:
+    """KV of the first tokens of a waiting sequence that is somewhere else than in the prefix cache.
+
+    A stage returns one from its moments ``claim`` and ``leaving``. One that ``claim`` returned is begun, or unused and asked for again; one
+    that is kept with a sequence, ``Sequence.claim``, is begun or dropped.
+
+    Attributes:
+        num_tokens: First tokens of the sequence whose KV it provides.
+        when: When that KV can be read.
+        blocks: Blocks for all the sequence's tokens, referenced once for it, of which the first are filled; None: it holds none.
+        counts_as_cached: Its tokens count as found in a cache.
+        is_provisional: What the sequence computes does not count before the stage says that the KV came.
+        reason: Why the sequence does not run now, in words.
+    """
+
+    num_tokens: int = 0
+    when: When = When.NOW
+    blocks: Int32Array | None = None
+    counts_as_cached: bool = False
+    is_provisional: bool = False
+    reason: str = ""
+
+    def begin(self, sequence: Sequence, blocks: Int32Array, *, num_found: int) -> bool:
+        """Bring the KV into the sequence's blocks; False if that cannot be begun: the sequence is not admitted, the blocks are freed.
+
+        Args:
+            sequence: It is being admitted, or set aside to be loaded.
+            blocks: Its blocks for all its tokens, int32 ``[n]``.
+            num_found: Leading blocks that the prefix cache held.
+        """
+        return True
+
+    def unused(self) -> None:
+        """The sequence was not admitted in this plan: forget the claim, and be ready to be asked again."""
+
+    def drop(self, sequence: Sequence) -> None:
+        """Give up what is kept for a sequence that waits or stands aside: its tokens will be computed. ``blocks`` are released by the state."""
 
 
 class Sequence:
@@ -50,52 +104,39 @@ class Sequence:
         stop_token_ids: The model's end-of-sequence tokens, unless ignored, and the request's own stop tokens.
         tokens: Known tokens while it holds no row, int32; stale while it runs.
         block_hashes: Chained hashes of its full blocks so far, head first.
-        loaded_blocks: Blocks for all its tokens, some filled by a KV load; held until it is admitted.
-        num_loaded_tokens: Leading tokens whose KV is in them, verified.
+        claim: KV that is kept for it while it waits or stands aside; None: there is none, or its stage is asked again.
         partition: Of the rows and blocks that it has, or had when it was preempted.
-        host_blocks: Blocks in host memory with what it had computed when it was preempted by swap, in table order; else None.
         is_approximate: The KV it reads is near to what computing would give, not equal: nothing of it is shared or saved.
         num_approximate_tokens: Prompt tokens whose KV was such when it first ran; stays when it is computed anew.
-        transfer_id: Of the load it waits for, or runs beside; or -1. While it runs beside one nothing that it computes counts.
-        load_deadline_s: When that load is given up.
-        lookup_deadline_s: When a look-up that is pending is given up; infinity: none is.
+        is_provisional: It runs with KV that has not come for sure: nothing that it computes is shared or kept.
         late_token_epoch: Residency whose token is still in flight after a preemption, or -1.
         num_cached_tokens: Prompt tokens that were cached, here or where its KV was loaded from, when it first ran; -1: it has not run.
         max_cached_tokens: The most that count as such, if another engine computed its prompt for it; else -1.
         first_scheduled_s: When it first ran, or was given a first token that another engine chose; or None.
         first_token_s: When its first token was committed, or None.
-        num_failed_loads: KV loads of its prompt that were reported as failed.
-        preparation: What the sampler does or did before it could run; kept, with results, until it ends.
         num_failures: Failed steps it took part in since it last made progress.
     """
 
     __slots__ = (
         "block_hashes",
+        "claim",
         "first_scheduled_s",
         "first_token_s",
-        "host_blocks",
         "is_approximate",
+        "is_provisional",
         "late_token_epoch",
-        "load_deadline_s",
-        "loaded_blocks",
-        "looked_up",
-        "lookup_deadline_s",
         "max_cached_tokens",
         "num_approximate_tokens",
         "num_cached_tokens",
-        "num_failed_loads",
         "num_failures",
-        "num_loaded_tokens",
         "original_request",
         "partition",
-        "preparation",
         "request",
         "seed",
         "slot",
         "state",
         "stop_token_ids",
         "tokens",
-        "transfer_id",
     )
 
     def __init__(
@@ -115,23 +156,35 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.tokens: Int32Array = np.array(request.known_token_ids, np.int32)
         self.block_hashes: list[bytes] = []
-        self.loaded_blocks: Int32Array | None = None
-        self.num_loaded_tokens = 0
+        self.claim: Claim | None = None
         self.partition = 0
-        self.host_blocks: Int32Array | None = None
-        self.looked_up = False
-        self.lookup_deadline_s = math.inf
-        self.is_approximate = False
+        self.is_approximate = self.is_provisional = False
         self.num_approximate_tokens = 0
-        self.num_failed_loads = 0
-        self.transfer_id = -1
-        self.load_deadline_s = 0.0
         self.late_token_epoch = -1
         self.num_cached_tokens = self.max_cached_tokens = -1
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.num_failures = 0
-        self.preparation: tuple[Future[Any], ...] = ()
+
+
+@attrs.define(kw_only=True, eq=False)
+class Leaving:
+    """How a sequence leaves its row, the queue or its place aside.
+
+    Attributes:
+        reason: Why it ends; None: it is preempted and waits.
+        blocks: Blocks of a running sequence whose KV is valid, int32 ``[n]``: of the computed tokens of one that is preempted, of the known
+            ones of one that ends. Empty if nothing of it can be trusted.
+        is_complete: It ends with a text that is complete and whose KV can be shared.
+        num_kept_blocks: Set it to keep the reference on so many first blocks, to be released later.
+        transfer_params: Set it to what the engine that goes on with the request has to know.
+    """
+
+    reason: FinishReason | None = None
+    blocks: Int32Array = _NONE
+    is_complete: bool = False
+    num_kept_blocks: int = 0
+    transfer_params: Mapping[str, Any] | None = None
 
 
 _INT_COLUMNS = (
@@ -275,7 +328,6 @@ class SequenceTable(Restorable):
         self.version += 1
 
 
-_NONE = np.empty(0, np.int32)
 _NO_WRITES = TableWrites(rows=_NONE, columns=_NONE, block_ids=_NONE)
 
 

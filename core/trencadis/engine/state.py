@@ -1,31 +1,40 @@
 """All state of the engine that changes from step to step, and the moves between states.
 
-Only this module moves a sequence between compiling, waiting, waiting for remote KV, running and finished; preparations, scheduler,
-committer and transfers decide when.
+Only this module moves a sequence between waiting, aside, running and finished; scheduler, committer and stages decide when.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
+import attrs
 import numpy as np
 
 from trencadis.clock import HeldClock
 from trencadis.config.schema import TenantConfig
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.hashing import BlockHasher
-from trencadis.engine.cache.swapping import Swapping
 from trencadis.engine.scheduling.tenants import Tenants
-from trencadis.engine.sequences import Rows, Sequence, SequenceState, SequenceTable, SlotQueue
-from trencadis.engine.transfer.transfers import Transfers
+from trencadis.engine.sequences import Claim, Leaving, Rows, Sequence, SequenceState, SequenceTable, SlotQueue
 from trencadis.errors import InternalError, RequestError
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart, read_only
 
-__all__ = ["EngineState"]
+__all__ = ["Aside", "BlockManager", "EngineState"]
+
+
+@attrs.frozen
+class Aside:
+    """Why a sequence stands aside.
+
+    Attributes:
+        reason: Such as ``loading``.
+        is_queued: It counts as waiting all the same.
+    """
+
+    reason: str
+    is_queued: bool
 
 
 class EngineState:
@@ -35,8 +44,6 @@ class EngineState:
         clock: Source of time; the engine holds it at each request, plan and commit.
         blocks: The KV blocks.
         hasher: Of block content.
-        transfers: What the KV connector holds; a null object without one.
-        swapping: What host memory holds of preempted sequences; nothing if None.
         num_rows: ``max_num_seqs``.
         max_model_len: Tokens.
         block_size: Tokens per block.
@@ -45,6 +52,15 @@ class EngineState:
         prefix_caching: Whether blocks are kept for reuse.
         tenants: Entries of ``[scheduling.tenants]``.
         num_partitions: Parts of rows and blocks, in one of which a sequence has all that it has.
+
+    Attributes:
+        aside: Slots that stand aside, the first first: a stage says when they can run.
+        num_queued_aside: Those of them that count as waiting.
+        leaving: Called, in order, with each sequence that is preempted or ends; see ``Stage.leaving``.
+        on_filled: Called with the ids of a sequence's blocks that became full of committed tokens, and their hashes.
+        num_kept_blocks: Blocks that stages hold for no sequence, and give back by themselves.
+        shown: Further fields of the views that policies are given, from stages.
+        gauges: Further fields of ``StepStats`` and ``EngineGauges``, from stages.
     """
 
     def __init__(
@@ -53,22 +69,18 @@ class EngineState:
         clock: HeldClock,
         blocks: BlockManager,
         hasher: BlockHasher,
-        transfers: Transfers,
         num_rows: int,
         max_model_len: int,
         block_size: int,
         eos_token_ids: tuple[int, ...],
         seed: int,
         prefix_caching: bool,
-        swapping: Swapping | None = None,
         tenants: Mapping[str, TenantConfig] = MappingProxyType({}),
         num_partitions: int = 1,
     ) -> None:
         self.clock = clock
         self.blocks = blocks
         self.hasher = hasher
-        self.transfers = transfers
-        self.swapping = swapping or Swapping()
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.eos_token_ids = eos_token_ids
@@ -79,7 +91,13 @@ class EngineState:
         )
         self.waiting = SlotQueue()
         self.running: Int32Array = np.empty(0, np.int32)
-        self.compiling: set[int] = set()
+        self.aside: dict[int, Aside] = {}
+        self.num_queued_aside = 0
+        self.leaving: tuple[Callable[[Sequence, Leaving], Claim | None], ...] = ()
+        self.on_filled: list[Callable[[list[int], list[bytes]], None]] = []
+        self.num_kept_blocks = 0
+        self.shown: dict[str, int] = {}
+        self.gauges: dict[str, int] = {}
         self.slot_of: dict[str, int] = {}
         self.row_starts: list[RowStart] = []
         self._seed = seed
@@ -87,15 +105,12 @@ class EngineState:
 
     # ------------------------------------------------------------------------------------------ enter and leave
 
-    def add(
-        self, request: Request, *, original_request: Request | None = None, preparation: tuple[Future[Any], ...] = ()
-    ) -> Sequence:
-        """Make a waiting sequence of a request that was checked and completed.
+    def add(self, request: Request, *, original_request: Request | None = None) -> Sequence:
+        """Make a sequence of a request that was checked and completed; :meth:`enqueue` or :meth:`set_aside` comes next.
 
         Args:
             request: Its weight is given.
             original_request: The same as it came, before its tenant's entry completed it; None: it came like that.
-            preparation: What has to be done before it can run; while some of that is not, it is compiling.
         """
         table = self.table
         slot = table.take_slot()
@@ -125,14 +140,11 @@ class EngineState:
         table.num_prompt_logprobs += params.prompt_logprobs is not None
         self.slot_of[request.request_id] = slot
         self.tenants.enter(slot, request, has_own_weight=(original_request or request).weight is not None)
-        sequence.preparation = preparation
-        if all(future.done() for future in preparation):
-            self._wait(sequence, front=False)
-        else:
-            sequence.state = SequenceState.COMPILING
-            self.compiling.add(slot)
-            self.tenants.waits(slot)
         return sequence
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Let a new sequence wait at the end of the queue."""
+        self._wait(sequence, front=False)
 
     def finish(
         self,
@@ -148,29 +160,19 @@ class EngineState:
         tokens = self.known_tokens(sequence)
         now_s = self.clock.now_s()
         # What was given up or has failed may hold anything, and will not be asked for.
-        is_complete = reason in (FinishReason.STOP, FinishReason.LENGTH)
-        transfer_params = None
+        is_complete = reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.is_approximate
+        leaving = Leaving(reason=reason, is_complete=is_complete)
         if sequence.state is SequenceState.RUNNING:
-            if sequence.transfer_id >= 0:
-                self.transfers.cancel(sequence, self.blocks, now_s=now_s)
-                is_complete = False
-            hands_over = is_complete and not sequence.is_approximate and self.transfers.has_connector
-            if hands_over:
-                self.transfers.cache_hit(sequence.request, num_tokens=sequence.num_cached_tokens)
-            self._leave_row(sequence, finished=hands_over)
-            transfer_params = self.transfers.finished_params(sequence.request) if hands_over else None
-        elif sequence.state is SequenceState.WAITING_FOR_REMOTE_KV:
-            self.transfers.cancel(sequence, self.blocks, now_s=now_s)
+            self._leave_row(
+                sequence, leaving, num_tokens=int(table.num_known_tokens[slot])
+            )  # blocks of drafts hold no text
         else:
-            if sequence.state is SequenceState.COMPILING:
-                self.compiling.remove(slot)
-                self.tenants.waits_no_more(slot)
-                for future in sequence.preparation:
-                    future.cancel()
+            self._tell(sequence, leaving)
+            self.drop_claim(sequence)
+            if sequence.state is SequenceState.ASIDE:
+                self._end_aside(slot)
             else:
                 self._unwait(sequence)
-            if not sequence.looked_up:
-                self.transfers.abandoned(sequence.request)
         num_prompt = int(table.num_prompt_tokens[slot])
         finished = FinishedSequence(
             request_id=sequence.request.request_id,
@@ -186,12 +188,10 @@ class EngineState:
             finish_s=now_s,
             error=error,
             stop_token_id=stop_token_id,
-            transfer_params=transfer_params,
+            transfer_params=leaving.transfer_params,
             num_approximate_tokens=sequence.num_approximate_tokens,
             refusal=refusal,
         )
-        if self.swapping.num_host_blocks:
-            self.swapping.forget(sequence)
         self.tenants.leave(slot, sequence.request.tenant)
         table.num_prompt_logprobs -= sequence.request.params.prompt_logprobs is not None
         del self.slot_of[sequence.request.request_id]
@@ -227,11 +227,12 @@ class EngineState:
         Args:
             sequence: It waits.
             blocks: For all its known tokens, of its partition.
-            num_computed: First tokens that are in them already, or copied there before the next step.
-            num_cached: Of these, tokens that cache or connector had.
+            num_computed: First tokens whose KV is in them, or comes there before the next step reads it.
+            num_cached: Those of them that a cache had.
         """
         table, slot = self.table, sequence.slot
-        self._unwait(sequence, keep_blocks=True)
+        self._unwait(sequence)
+        sequence.claim = None
         row = self.rows.take(sequence.partition)
         tokens = sequence.tokens
         self.rows.tokens[row, : len(tokens)] = tokens
@@ -242,7 +243,6 @@ class EngineState:
         table.num_blocks[slot] = len(blocks)
         table.num_computed_tokens[slot], table.num_cached_tokens[slot] = num_computed, num_cached
         table.num_hashed_blocks[slot] = num_cached // self.block_size
-        table.num_swapped_tokens[slot] = 0
         sequence.state = SequenceState.RUNNING
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = self.clock.now_s()
@@ -259,7 +259,7 @@ class EngineState:
         )
 
     def preempt(self, sequence: Sequence, *, kv_valid: bool = True) -> None:
-        """Take row and blocks of a running sequence; it waits at the front, to be swapped in or recomputed.
+        """Take row and blocks of a running sequence; it waits at the front, to be recomputed where no stage keeps what it had.
 
         Args:
             sequence: It runs.
@@ -267,9 +267,7 @@ class EngineState:
                 still in flight.
         """
         table, slot = self.table, sequence.slot
-        if sequence.transfer_id >= 0:  # it read what may not have come
-            self.transfers.cancel(sequence, self.blocks, now_s=self.clock.now_s())
-            kv_valid = False
+        kv_valid &= not sequence.is_provisional  # it read what may not have come
         if not kv_valid:
             table.num_tokens[slot] = table.num_known_tokens[slot]
         sequence.tokens = self.known_tokens(sequence).copy()
@@ -277,48 +275,48 @@ class EngineState:
             sequence.late_token_epoch = int(table.epoch[slot])
         table.was_preempted = True
         table.high_water[slot] = max(table.high_water[slot], table.num_computed_tokens[slot])
-        if not kv_valid:
-            self.swapping.forget(sequence)
-        else:
-            num_computed = int(table.num_computed_tokens[slot])
-            held = self.blocks_of(sequence)[: -(-num_computed // self.block_size)]
-            table.num_swapped_tokens[slot] = num_computed if self.swapping.swap_out(sequence, held) else 0
-        sequence.is_approximate &= sequence.host_blocks is not None  # what is computed anew is exact
-        self._leave_row(sequence, finished=False)
+        claim = self._leave_row(sequence, Leaving(), num_tokens=int(table.num_computed_tokens[slot]) if kv_valid else 0)
+        sequence.claim = claim
+        sequence.is_approximate &= claim is not None  # what is computed anew is exact
         table.new_epoch(slot)
         table.num_preemptions[slot] += 1
         table.waiting_since_s[slot] = self.clock.now_s()
         table.num_computed_tokens[slot] = table.num_blocks[slot] = table.num_hashed_blocks[slot] = 0
         self._wait(sequence, front=True)
 
-    def prepared(self, sequence: Sequence) -> None:
-        """Put a compiling sequence, which counted as waiting already, at the end of the queue."""
-        self.compiling.remove(sequence.slot)
-        self.table.waiting_since_s[sequence.slot] = self.clock.now_s()
-        sequence.state = SequenceState.WAITING
-        self.waiting.append(sequence.slot)
+    def set_aside(self, sequence: Sequence, reason: str, *, is_queued: bool) -> None:
+        """Let a new sequence, or one that waits, stand aside until :meth:`resume`.
 
-    def wait_for_remote_kv(self, sequence: Sequence) -> None:
-        """Set a waiting sequence aside while its KV is loaded."""
-        self._unwait(sequence, keep_blocks=True)
-        sequence.state = SequenceState.WAITING_FOR_REMOTE_KV
+        Args:
+            sequence: It holds no row.
+            reason: Why, such as ``loading``.
+            is_queued: It counts as waiting all the same.
+        """
+        slot = sequence.slot
+        if sequence.state is SequenceState.WAITING and self.waiting.remove(slot):
+            self.tenants.waits_no_more(slot)
+        sequence.state = SequenceState.ASIDE
+        self.aside[slot] = Aside(reason, is_queued)
+        if is_queued:
+            self.num_queued_aside += 1
+            self.tenants.waits(slot)
 
-    def end_remote_kv_wait(self, sequence: Sequence) -> None:
-        """Put a sequence that waited for remote KV back to the front of the queue."""
-        self._wait(sequence, front=True)
+    def resume(self, sequence: Sequence, *, front: bool) -> None:
+        """Let a sequence that stood aside wait, at the front of the queue or at its end."""
+        slot = sequence.slot
+        aside = self._end_aside(slot)
+        if aside.is_queued:
+            self.table.waiting_since_s[slot] = self.clock.now_s()
+        self._wait(sequence, front=front)
 
-    def drop_loaded(self, sequence: Sequence) -> None:
-        """Free the loaded blocks of a waiting sequence; its prompt will be computed here."""
-        if sequence.loaded_blocks is not None:
-            self.blocks.release(sequence.loaded_blocks, now_s=self.clock.now_s())
-            sequence.loaded_blocks, sequence.num_loaded_tokens = None, 0
+    def drop_claim(self, sequence: Sequence) -> None:
+        """Give up what is kept for a sequence that waits or stands aside: its tokens will be computed."""
+        claim, sequence.claim = sequence.claim, None
+        if claim is not None:
+            claim.drop(sequence)
+            if claim.blocks is not None:
+                self.blocks.release(claim.blocks, now_s=self.clock.now_s())
             sequence.is_approximate, sequence.num_approximate_tokens = False, 0
-
-    def drop_swapped(self, sequence: Sequence) -> None:
-        """Free the host blocks of a waiting sequence; it will be recomputed."""
-        self.swapping.forget(sequence)
-        self.table.num_swapped_tokens[sequence.slot] = 0
-        sequence.is_approximate = False
 
     # ----------------------------------------------------------------------------------------------- questions
 
@@ -335,8 +333,13 @@ class EngineState:
 
     @property
     def num_queued(self) -> int:
-        """Sequences that wait for a step or are compiling."""
-        return len(self.waiting) + len(self.compiling)
+        """Sequences that wait for a step, or stand aside and count as waiting."""
+        return len(self.waiting) + self.num_queued_aside
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold no row."""
+        return len(self.waiting) + len(self.aside)
 
     def is_waiting(self, slot: int) -> bool:
         """Return whether the slot's sequence waits; False for a slot that is not in use."""
@@ -354,7 +357,7 @@ class EngineState:
         """
         if sequence.request.params.prompt_logprobs is not None:
             return []  # every prompt token needs its logits
-        if not self.prefix_caching and not self.transfers.has_connector:
+        if not self.prefix_caching and not self.on_filled:
             return []
         hashes, most = sequence.block_hashes, (len(sequence.tokens) - 1) // self.block_size
         if len(hashes) < most:
@@ -376,28 +379,42 @@ class EngineState:
         row = self.table.row[sequence.slot]
         return self.rows.block_tables[row, : self.table.num_blocks[sequence.slot]]
 
-    def _leave_row(self, sequence: Sequence, *, finished: bool) -> None:
+    def _tell(self, sequence: Sequence, leaving: Leaving) -> Claim | None:
+        """Tell the stages that a sequence leaves; returns what one of them keeps."""
+        claims = [act(sequence, leaving) for act in self.leaving]
+        return next((claim for claim in claims if claim is not None), None)
+
+    def _leave_row(self, sequence: Sequence, leaving: Leaving, *, num_tokens: int) -> Claim | None:
+        """Free row and blocks; ``num_tokens`` first tokens have valid KV, which stages may keep."""
         slot = sequence.slot
         blocks = self.blocks_of(sequence).copy()
-        num_known = -(-int(self.table.num_known_tokens[slot]) // self.block_size)  # the blocks of drafts hold no text
-        if finished and self.transfers.pin(sequence, blocks[:num_known], now_s=self.clock.now_s()):
-            blocks = blocks[num_known:]
-        self.blocks.release(blocks, now_s=self.clock.now_s())
+        if sequence.is_provisional:
+            leaving.is_complete, num_tokens = False, 0
+        leaving.blocks = blocks[: -(-num_tokens // self.block_size)]
+        claim = self._tell(sequence, leaving)
+        sequence.is_provisional = False
+        self.blocks.release(blocks[leaving.num_kept_blocks :], now_s=self.clock.now_s())
         self.rows.give_back(int(self.table.row[slot]))
         self.table.row[slot] = -1
         self.running = self.running[self.running != slot]
+        return claim
 
     def _wait(self, sequence: Sequence, *, front: bool) -> None:
         sequence.state = SequenceState.WAITING
         (self.waiting.push_front if front else self.waiting.append)(sequence.slot)
         self.tenants.waits(sequence.slot)
 
-    def _unwait(self, sequence: Sequence, *, keep_blocks: bool = False) -> None:
+    def _unwait(self, sequence: Sequence) -> None:
         if not self.waiting.remove(sequence.slot):
             raise InternalError(f"slot {sequence.slot} is {sequence.state.name}, not waiting")
         self.tenants.waits_no_more(sequence.slot)
-        if not keep_blocks:
-            self.drop_loaded(sequence)
+
+    def _end_aside(self, slot: int) -> Aside:
+        aside = self.aside.pop(slot)
+        if aside.is_queued:
+            self.num_queued_aside -= 1
+            self.tenants.waits_no_more(slot)
+        return aside
 
     def row_seed(self, request: Request) -> int:
         """Return the key of a request's random numbers. Pure."""

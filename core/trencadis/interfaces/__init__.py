@@ -94,6 +94,7 @@ from trencadis.interfaces.sampling_fingerprint import SamplingFingerprint
 from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, SupportsSteadySteps, TokenSplit
 from trencadis.interfaces.setting import setting
 from trencadis.interfaces.speculation import DraftView, Speculator
+from trencadis.interfaces.stage_definition import StageDefinition
 from trencadis.interfaces.vocabulary import Vocabulary
 
 __all__ = [
@@ -170,6 +171,7 @@ __all__ = [
     "SchedulerView",
     "SchedulingPolicy",
     "Speculator",
+    "StageDefinition",
     "Severity",
     "Stability",
     "SupportsDeferredWarmUp",

@@ -64,7 +64,7 @@ from trencadis.records.sampling import (
     parameter_help,
     parameters_in,
 )
-from trencadis.records.stats import EngineGauges, StepStats
+from trencadis.records.stats import EngineGauges, EngineTotals, StepStats
 from trencadis.records.step_shape import StepShape, step_shape
 from trencadis.records.step_time import StepTime
 from trencadis.records.structured import MAX_CHOICES, MAX_STRUCTURE_CHARACTERS, StructuredOutput
@@ -111,6 +111,7 @@ __all__ = [
     "EmbeddingRequest",
     "EngineLoad",
     "EngineGauges",
+    "EngineTotals",
     "Explanation",
     "FailedLoad",
     "FinishReason",

@@ -98,7 +98,6 @@ class Plan:
         drafts: Draft tokens to verify, or None.
         admitted: Slots that enter the device with this step, int32; a subset of ``slots``.
         preempted: Slots that lost their blocks in this plan, int32; disjoint from ``slots``.
-        connector_message: Order for the KV connector's worker side in this step; empty without one.
         num_tokens: Tokens to compute in the step, all sequences together: the sum of ``num_scheduled``, which is taken if it is not given.
     """
 
@@ -112,7 +111,6 @@ class Plan:
     drafts: Drafts | None = None
     admitted: Int32Array = attrs.field(factory=_none)
     preempted: Int32Array = attrs.field(factory=_none)
-    connector_message: bytes = b""
     num_tokens: int = attrs.field(default=attrs.Factory(_total, takes_self=True))
 
     @property

@@ -6,7 +6,7 @@ import attrs
 
 from trencadis.records.batch import Pass
 
-__all__ = ["EngineGauges", "StepStats"]
+__all__ = ["EngineGauges", "EngineTotals", "StepStats"]
 
 
 @attrs.frozen(kw_only=True)
@@ -131,3 +131,44 @@ class EngineGauges:
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
     num_used_blocks: int = 0
+
+
+@attrs.define(kw_only=True)
+class EngineTotals:
+    """Counts since the engine was built; durations in seconds. Fields are those of ``StepStats``, summed up.
+
+    ``num_sequence_steps`` counts, step by step, the sequences that got tokens: ``num_emitted_tokens`` by it is the mean that a
+    sequence gets in a step, 1 without speculation.
+    """
+
+    num_steps: int = 0
+    num_sequence_steps: int = 0
+    num_scheduled_tokens: int = 0
+    num_padded_tokens: int = 0
+    num_emitted_tokens: int = 0
+    num_preempted: int = 0
+    num_finished: int = 0
+    num_prompt_tokens_cached: int = 0
+    num_prompt_tokens_admitted: int = 0
+    num_recomputed_tokens: int = 0
+    num_drafted_sequences: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_drafted_by_position: tuple[int, ...] = ()
+    num_accepted_by_position: tuple[int, ...] = ()
+    num_drafters_quarantined: int = attrs.field(default=0, metadata={"is_latest": True})
+    num_failed_steps: int = 0
+    num_block_swaps: int = 0
+    num_blocks_swapped_out: int = 0
+    num_blocks_swapped_in: int = 0
+    num_swap_fallbacks: int = 0
+    num_compilations: int = 0
+    num_bucket_hits: int = 0
+    num_fallbacks: int = 0
+    num_substituted: int = 0
+    num_unprepared: int = 0
+    num_observer_failures: int = 0
+    plan_s: float = 0.0
+    draft_s: float = 0.0
+    device_s: float = 0.0
+    commit_s: float = 0.0

@@ -55,6 +55,7 @@ from trencadis.registry.contracts import CORE_NOUNS
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
+from trencadis.registry.stages import RegisteredStage, in_order, stages_of
 
 __all__ = ["Registry"]
 
@@ -77,6 +78,7 @@ class Registry:
         self._own_nouns: dict[str, Noun] = {}
         self._components: dict[str, dict[str, RegisteredComponent]] = {noun: {} for noun in CORE_NOUNS}
         self._tables: dict[str, tuple[ConfigTable, Provenance]] = {}
+        self._stages: dict[str, RegisteredStage] = {}
         self._sources: Mapping[str, str] = {}
         self._configured: Config | None = None
 
@@ -191,12 +193,20 @@ class Registry:
                 f"Two plugins offer the table [{name}]: {self._tables[name][1]} and {provenance}.",
                 hint=f'Uninstall one of them, or block one: [plugins] blocked = ["{plugin}"].',
             )
+        stages = stages_of(self._loader, plugin)
+        for name in stages.keys() & self._stages.keys():
+            raise ComponentConflictError(
+                f"Two plugins offer one name: {self._stages[name]} and {stages[name]}.",
+                hint=f'Uninstall one of them, or block one: [plugins] blocked = ["{plugin}"].',
+            )
+        in_order(self._stages | stages)
         own: dict[tuple[str, str], RegisteredComponent] = {}
         for found in components_of(self._loader, plugin, (*CORE_NOUNS.values(), *nouns.values())):
             add_component(own, (found.noun, found.name), found)
         self._own_nouns = nouns
         for name in offered:
             self._components.setdefault(name, {})
+        self._stages |= stages
         self._tables.update((name, (table, provenance)) for name, table in tables.items())
         for (noun, name), found in own.items():
             try:
@@ -215,6 +225,11 @@ class Registry:
         """Every noun by name: those of the core, and each of a plugin after the one that it helps."""
         both = {**CORE_NOUNS, **self._own_nouns}
         return {name: both[name] for name in with_nouns(CORE_NOUNS, self._own_nouns.values())}
+
+    @property
+    def stages(self) -> tuple[RegisteredStage, ...]:
+        """The stages of the loaded plugins, in the order in which an engine calls them."""
+        return in_order(self._stages)
 
     @property
     def sources(self) -> Mapping[str, str]:

@@ -51,7 +51,7 @@ class SteadyEngine(Engine):
         """
         is_watched = self._recorder is not None or self._observers.watched or self._policy.shadow is not None
         is_divided = self._state.rows.num_per_partition < len(self._state.rows.tokens)
-        if not (is_watched or is_divided or self._is_connected or self._drafting.is_configured):
+        if not (is_watched or is_divided or self._state.on_filled or self._drafting.is_configured):
             self._device, self._max_steps = device, max_steps
 
     @property

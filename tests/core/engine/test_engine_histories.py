@@ -287,13 +287,13 @@ class History:
 
     def check_partitions(self) -> None:
         """See that a sequence has all that it has in one partition, that nothing free went elsewhere, and that a hit is one of its own."""
-        now, host = self.engine.inspect(), self.engine.inspect().host_blocks
-        rows, blocks, hosted = (
-            size // self.num_ranks for size in (now.num_rows, now.blocks.num_blocks, host.num_blocks)
-        )
+        now = self.engine.inspect()
+        host = now.stages.get("swap")
+        num_hosted, swapped = (host.num_blocks, host.held) if host else (self.num_ranks, {})
+        rows, blocks, hosted = (size // self.num_ranks for size in (now.num_rows, now.blocks.num_blocks, num_hosted))
         for one in now.sequences.values():
             own = {block // blocks for block in one.block_table} | ({one.row // rows} if one.row >= 0 else set())
-            own |= {block // hosted for block in one.host_blocks}
+            own |= {block // hosted for block in swapped.get(one.slot, ())}
             assert len(own) <= 1, one
         parts = getattr(self.engine._state.blocks, "parts", [self.engine._state.blocks])
         for number, part in enumerate(parts):
@@ -307,7 +307,9 @@ class History:
 
     def check(self) -> None:
         state = self.engine._state
-        assert (state.blocks.num_used, state.swapping.num_host_blocks - state.swapping.num_free) == (0, 0)
+        assert state.blocks.num_used == 0
+        swap = self.engine.inspect().stages.get("swap")
+        assert swap is None or len(swap.free) == swap.num_blocks
         for name, request in self.requests.items():
             text = fake_text(request.prompt_token_ids, request.params.max_tokens)
             assert self.told[name] == text[: len(self.told[name])], name

@@ -80,7 +80,10 @@ def test_what_a_refused_plan_had_for_the_kv_connector_goes_with_the_next(overlap
         ended = drain(engine)
         assert [end.num_cached_tokens for end in ended.values()] == [8, 8, 8]
         assert (engine.totals.num_failed_steps > 0) == bool(table)
-        assert (engine._state.transfers.num_loaded, engine.inspect().transfers.num_pinned_blocks) == (3, 0)
+        assert (
+            engine.stage("transfer").transfers.num_loaded,
+            engine.inspect().stages["transfer"].num_pinned_blocks,
+        ) == (3, 0)
         assert engine.inspect().blocks.num_used == 0
         stores.append(set(loop.store.blocks))
     assert stores[0] == stores[1]
@@ -101,7 +104,7 @@ def test_nobody_runs_beside_a_load_whose_order_waits_behind_that_of_a_refused_pl
     slot, build, refused = engine.inspect().sequences["refused"].slot, engine._builder.build, list[Plan]()
 
     def refusing(plan: Plan) -> Batch:
-        if not refused and plan.connector_message and plan.slots.tolist() == [slot]:
+        if not refused and plan.slots.tolist() == [slot]:
             refused.append(plan)
             raise UnpreparedShapeError("refused")
         return build(plan)
@@ -111,7 +114,11 @@ def test_nobody_runs_beside_a_load_whose_order_waits_behind_that_of_a_refused_pl
     engine.add(request("loads", prompt))
     end = drain(engine)["loads"]
     assert (end.token_ids.tolist(), end.num_cached_tokens) == (fake_text(prompt, 8, eos=-1), 16)
-    assert (len(refused), engine._state.transfers.num_failed_loads, engine.inspect().blocks.num_used) == (1, 0, 0)
+    assert (len(refused), engine.stage("transfer").transfers.num_failed_loads, engine.inspect().blocks.num_used) == (
+        1,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,8 @@ def test_loads_and_saves_that_are_under_way_end_with_the_ranks_and_cost_no_reque
         assert not engine.has_work
     inside = engine.inspect()
     engine.close()
-    assert not inside.transfers.loads
-    assert not inside.transfers.pinned
+    assert not inside.stages["transfer"].loads
+    assert not inside.stages["transfer"].pinned
     found = {name: (one.token_ids.tolist(), one.error) for name, one in ended.items()}
     expected = {
         f"{name} {wave}": fake_text(prompt, 14, eos=-1) for name, prompt in PROMPTS.items() for wave in range(2)

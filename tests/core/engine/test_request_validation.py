@@ -89,7 +89,7 @@ def test_what_was_aborted_is_not_held_and_says_nothing() -> None:
     end = engine.abort("r")
     assert end is not None
     assert (end.finish_reason, end.transfer_params) == (FinishReason.ABORT, None)
-    assert engine.inspect().transfers.num_pinned_blocks == 0
+    assert engine.inspect().stages["transfer"].num_pinned_blocks == 0
     drain(engine)
 
 

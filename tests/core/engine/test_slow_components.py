@@ -189,7 +189,7 @@ def test_a_slow_connector_is_switched_off_and_named(caplog: pytest.LogCaptureFix
     pair.scheduler.on_computed = lambda **_: clock.advance(1.0)  # type: ignore[method-assign]
     engine = make_engine(clock=clock, connector=pair)
     assert texts_of(engine) == [fake_text(PROMPT, 8)] * 6
-    assert engine._state.transfers.connector.is_off
+    assert engine.stage("transfer").transfers.connector.is_off
     assert clock.now_s() == pytest.approx(3.0)
     assert (
         "the KV connector took 1 s in on_computed(), over its budget of 0.2 s ([budget] kv_connector_ms)" in caplog.text
@@ -235,7 +235,7 @@ def test_a_look_up_that_answers_in_time_has_its_time_again_when_it_is_asked_agai
         clock.advance(15.0)
         engine.step()
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 8)
-    assert engine._state.transfers.num_late_lookups == 0
+    assert engine.stage("transfer").transfers.num_late_lookups == 0
 
 
 # --------------------------------------------------------------------------------------------- tried again after a while

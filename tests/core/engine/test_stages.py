@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.engine.inspect.accounting import SubmittedStep
-from trencadis.engine.stages import Stage, Stages
+from trencadis.engine.stage import Stage, Stages
+from trencadis.engine.step import SubmittedStep
 from trencadis.records import Batch, FinishedSequence, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
 
@@ -17,10 +17,11 @@ class Recorder(Stage):
     def __init__(self, name: str, calls: list[str]) -> None:
         self._name, self._calls = name, calls
 
-    def after_plan(self, step: SubmittedStep) -> None:
-        self._calls.append(f"{self._name} after plan {step.plan.step}")
+    def after_plan(self, step: SubmittedStep | None) -> None:
+        if step is not None:
+            self._calls.append(f"{self._name} after plan {step.plan.step}")
 
-    def on_finish(self, finished: FinishedSequence) -> None:
+    def left(self, finished: FinishedSequence) -> None:
         self._calls.append(f"{self._name} {finished.request_id}")
 
 
@@ -44,7 +45,7 @@ def request(name: str = "a") -> Request:
 def test_what_is_off_is_not_on_the_path_of_a_step(num_steps: int) -> None:
     stages = make_engine(explain_steps=num_steps)._stages
     assert stages.after_plan == ()
-    assert len(stages.after_build) == len(stages.on_finish) == bool(num_steps)
+    assert len(stages.after_build) == len(stages.left) == bool(num_steps)
 
 
 def test_an_engine_calls_its_stages_in_their_order() -> None:

@@ -39,7 +39,7 @@ class Pair:
     def __init__(self, *, sampling: dict[str, Any] | None = None) -> None:
         # What is drawn without a seed must not be drawn alike by accident.
         self.prefill = engine_of(seed=12, connect_timeout_s=30.0, sampling=sampling)
-        port = self.prefill._state.transfers.connector.strategy._node.server.port
+        port = self.prefill.stage("transfer").transfers.connector.strategy._node.server.port
         self.decode = engine_of(
             prefill_engines=[f"127.0.0.1:{port}"],
             min_remote_tokens=32,
@@ -49,7 +49,7 @@ class Pair:
             prefill_timeout_s=60.0,
         )
         self.alone = engine_of()
-        self.node = self.decode._state.transfers.connector.strategy._node
+        self.node = self.decode.stage("transfer").transfers.connector.strategy._node
         self._number = 0
         until_s = time.monotonic() + PATIENCE_S
         while not self.node.prefill_pool.ready():
@@ -59,12 +59,12 @@ class Pair:
     @property
     def num_loaded(self) -> int:
         """Loads of the engine that generates."""
-        loaded: int = self.decode._state.transfers.num_loaded
+        loaded: int = self.decode.stage("transfer").transfers.num_loaded
         return loaded
 
     @property
     def num_taken(self) -> int:
-        taken: int = self.decode._state.transfers.first_tokens.results["taken"]
+        taken: int = self.decode.stage("transfer").first_tokens.results["taken"]
         return taken
 
     def run(

@@ -181,7 +181,7 @@ def test_client_that_leaves_in_the_middle_leaves_nothing_behind(at: int) -> None
         name = one.add(PROMPT, max_tokens=6)
         eventually(proxy.to_client.happened.is_set, of=(one, prefiller))
         if at > 250:
-            eventually(lambda: one.engine._state.transfers.num_waiting_for_kv == 1, of=(one,))
+            eventually(lambda: one.engine.stage("transfer").transfers.num_waiting_for_kv == 1, of=(one,))
         for _ in range(20):
             one.step()
         one.engine.abort(name)
@@ -197,7 +197,7 @@ def test_engine_that_closes_in_the_middle_does_not_hang() -> None:
             proxy.to_client.set(stall_at=700)
             one.add(PROMPT, max_tokens=6)
             eventually(proxy.to_client.happened.is_set, of=(one, prefiller))
-            eventually(lambda: one.engine._state.transfers.num_waiting_for_kv == 1, of=(one,))
+            eventually(lambda: one.engine.stage("transfer").transfers.num_waiting_for_kv == 1, of=(one,))
             closing = threading.Thread(target=one.engine.close, daemon=True)
             closing.start()
             closing.join(PATIENCE_S)

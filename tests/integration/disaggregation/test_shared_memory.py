@@ -47,7 +47,7 @@ def served(engine: Any, name: str, **more: Any) -> FinishedSequence:
 
 
 def pulled_bytes(engine: Any) -> dict[str, float]:
-    text: str = engine._state.transfers.connector.strategy.metrics()
+    text: str = engine.stage("transfer").transfers.connector.strategy.metrics()
     found = re.findall(r'trencadis_kv_pulled_bytes_total{connector="p2p",way="([^"]+)"} (\S+)', text)
     return {way: float(num_bytes) for way, num_bytes in found}
 

@@ -141,7 +141,7 @@ def test_who_decodes_gets_a_token_in_every_step_whatever_becomes_of_others_loads
             assert got.get(decodes) == 1, f"step {step} brought no token"
             ended.update({end.request_id: end.token_ids.tolist() for end in deltas.finished})
             clock.advance(0.05)
-        assert engine._state.transfers.num_loads > 0, "nothing was loaded, so nothing was shown"
+        assert engine.stage("transfer").transfers.num_loads > 0, "nothing was loaded, so nothing was shown"
         assert ended["decodes"] == list(text_of((7, 8), 80))
         shelf.faults.end()
         while engine.has_work:

@@ -187,7 +187,7 @@ def test_greedy_text_is_that_of_transformers(case, reference, request, tmp_path)
         second = reader.serve(params, beside=writer if reader is not writer else None)
         assert [end.token_ids.tolist() for end in second] == reference
         if case["connector"] == "p2p":  # what was just computed for it is loaded, and no hit
-            assert reader.engine._state.transfers.num_loaded > 0, "nothing was loaded, so nothing was shown"
+            assert reader.engine.stage("transfer").transfers.num_loaded > 0, "nothing was loaded, so nothing was shown"
         else:
             num_cached = [sum(end.num_cached_tokens for end in ends) for ends in (first, second)]
             assert num_cached[1] > num_cached[0], "nothing was loaded, so nothing was shown"

@@ -98,7 +98,9 @@ class LayerMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 9), num_valid=st.integers(-1, 4))
     def load_of_waiting_sequence_ends(self, pick: int, num_valid: int) -> None:
         waiting = sorted(
-            transfer_id for transfer_id in self.wild.loads if transfer_id in self.engine._state.transfers._loads
+            transfer_id
+            for transfer_id in self.wild.loads
+            if transfer_id in self.engine.stage("transfer").transfers._loads
         )
         if waiting:
             transfer_id = waiting[pick % len(waiting)]
@@ -142,7 +144,7 @@ class LayerMachine(RuleBasedStateMachine):
             return
         assert broken_invariants(self.engine) == []
         state = self.engine._state
-        transfers = state.transfers
+        transfers = self.engine.stage("transfer").transfers
         ended = transfers.num_loaded + transfers.num_failed_loads + transfers.num_cancelled_loads
         assert transfers.num_loads == ended + transfers.num_waiting_for_kv + len(transfers.layered)
         assert self.engine.totals.num_failed_steps == 0, "a sequence read what is not its own"
@@ -157,7 +159,7 @@ class LayerMachine(RuleBasedStateMachine):
             if not self.engine.has_work:
                 break
             for transfer_id in list(self.wild.loads):
-                if transfer_id in self.engine._state.transfers._loads:
+                if transfer_id in self.engine.stage("transfer").transfers._loads:
                     self.wild.arrive(transfer_id)
             for transfer_id in list(self.wild.cancelled):
                 self.wild.release(transfer_id)

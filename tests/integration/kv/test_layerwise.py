@@ -102,7 +102,7 @@ def test_tokens_are_the_same_and_no_request_waits_for_kv(
 ) -> None:
     with engine(layout, layerwise=True) as consumer:
         ends = pulled(producer, consumer)
-        transfers = consumer._state.transfers
+        transfers = consumer.stage("transfer").transfers
         assert (transfers.num_loaded, transfers.layered.num_discarded) == (1, 0)
     assert {name: end.token_ids.tolist() for name, end in ends.items()} == truth
     assert ends["r"].num_cached_tokens == 0, "it was not cached before"
@@ -124,7 +124,7 @@ def test_tokens_are_the_same_whatever_happens_in_the_middle_of_a_layer(
 ) -> None:
     with engine(layout, layerwise=True, layer_wait_s=wait_s) as consumer:
         ends = pulled(producer, consumer, fault=fault)
-        transfers = consumer._state.transfers
+        transfers = consumer.stage("transfer").transfers
         assert (transfers.num_loaded, transfers.layered.num_discarded) == (0, 1)
         assert consumer.totals.num_failed_steps == 0
     assert {name: end.token_ids.tolist() for name, end in ends.items()} == truth

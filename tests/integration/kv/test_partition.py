@@ -177,7 +177,7 @@ def test_store_that_fell_off_the_network_costs_a_look_up_and_is_left_alone() -> 
 def test_store_that_falls_off_the_network_in_the_middle_of_a_load_is_waited_for_until_the_deadline() -> None:
     with served(policy=KVPolicy()) as (one, there):
         one.host.slow_down("1mbit")
-        before, loads = one.host.num_received(), one.engine._state.transfers.num_loads
+        before, loads = one.host.num_received(), one.engine.stage("transfer").transfers.num_loads
         half_bytes = one.count("bytes", direction="load") / 4
 
         def pull_the_cable() -> None:
@@ -185,7 +185,7 @@ def test_store_that_falls_off_the_network_in_the_middle_of_a_load_is_waited_for_
                 there.unplug()
 
         took_s, num_cached = one.serve(0, while_it_runs=pull_the_cable)
-        assert one.engine._state.transfers.num_loads == loads + 1, "nothing was loaded, so nothing was shown"
+        assert one.engine.stage("transfer").transfers.num_loads == loads + 1, "nothing was loaded, so nothing was shown"
         assert one.host.num_received() - before > half_bytes, "it was not in the middle"
         assert num_cached == 0
         assert LOAD_S < took_s < LOOKUP_S + LOAD_S + SLACK_S

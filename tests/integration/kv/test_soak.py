@@ -184,7 +184,7 @@ class Soak:
     @property
     def num_loaded(self) -> int:
         """Loads that arrived whole."""
-        return self._one.engine._state.transfers.num_loaded
+        return self._one.engine.stage("transfer").transfers.num_loaded
 
     def operate(self, number: int) -> None:
         """Do some random things."""
@@ -199,7 +199,7 @@ class Soak:
         start_s = time.perf_counter()
         ends = self._one.engine.step().finished
         self.step_s.append(time.perf_counter() - start_s)
-        transfers = self._one.engine._state.transfers
+        transfers = self._one.engine.stage("transfer").transfers
         late = [
             load.sequence.slot for load in transfers._loads.values() if load.sequence.load_deadline_s < self._before_s
         ]
@@ -267,8 +267,8 @@ class Soak:
         assert self._live == {}
         state = self._one.engine._state
         assert state.blocks.num_used == 0, "blocks are lost"
-        assert state.transfers.num_pinned_blocks == 0
-        transfers = state.transfers
+        transfers = self._one.engine.stage("transfer").transfers
+        assert transfers.num_pinned_blocks == 0
         num_ends = transfers.num_loaded + transfers.num_failed_loads + transfers.num_cancelled_loads
         assert transfers.num_loads == num_ends, "a load has no end, or two"
         assert self._one.books.faults() == []

@@ -76,7 +76,7 @@ def test_load_that_stalls_is_given_up_when_its_time_is_over_whatever_the_wall_cl
         assert shelf.faults.num_injected == 1, "nothing was loaded, so nothing was shown"
         shelf.faults.end()
         serve("third")
-        assert engine._state.transfers.num_loaded == 1
+        assert engine.stage("transfer").transfers.num_loaded == 1
     finally:
         engine.close()
         pair.worker.close()

@@ -11,10 +11,15 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from trencadis.records import Batch
+from trencadis_stages.swap.swapping import HostBlockSnapshot
+from trencadis_stages.transfer.snapshot import TransferSnapshot
 
 if TYPE_CHECKING:
     from trencadis.api import Engine
     from trencadis.engine.inspect.snapshot import EngineSnapshot
+
+_NO_TRANSFERS = TransferSnapshot(loads=(), pinned={})
+_NO_HOST_BLOCKS = HostBlockSnapshot(num_blocks=0, num_swapped=0, held={}, free=(), copied_in=())
 
 __all__ = ["broken_invariants", "broken_partitions", "broken_plan_rules", "broken_writes"]
 
@@ -29,11 +34,11 @@ def broken_invariants(engine: Engine, *, withheld: Collection[int] = ()) -> list
     now = engine.inspect()
     faults: list[str] = []
     slots = now.by_slot
-    places = Counter([*now.waiting, *now.running, *now.waiting_for_remote_kv, *now.compiling])
+    transfers = now.stages.get("transfer", _NO_TRANSFERS)
+    places = Counter([*now.waiting, *now.running, *now.aside])
     if set(places) != set(slots) or any(count > 1 for count in places.values()):
         faults.append(
-            f"1, 2: live {sorted(slots)}, but waiting {now.waiting}, running {now.running}, compiling {set(now.compiling)}, "
-            f"waiting for remote KV {now.waiting_for_remote_kv}"
+            f"1, 2: live {sorted(slots)}, but waiting {now.waiting}, running {now.running}, aside {now.aside}"
         )
     if len(now.running) > now.num_rows:
         faults.append(f"5: {len(now.running)} sequences run on {now.num_rows} rows")
@@ -48,12 +53,12 @@ def broken_invariants(engine: Engine, *, withheld: Collection[int] = ()) -> list
     for slot in now.waiting:
         if slots[slot].row >= 0 or slots[slot].block_table:
             faults.append(f"13: slot {slot} waits and holds a row or blocks")
-        holders.update(slots[slot].loaded_blocks)
-    for pinned in now.transfers.pinned.values():
+        holders.update(slots[slot].claimed_blocks)
+    for pinned in transfers.pinned.values():
         holders.update(pinned)
-    for load in now.transfers.loads:
+    for load in transfers.loads:
         holders.update(load.blocks)
-        if load.layerwise and (load.slot not in now.running or load.transfer_id < 0):
+        if load.layerwise and (load.slot not in now.running or not slots[load.slot].is_provisional):
             faults.append(f"1, 2: slot {load.slot} does not run beside its load")
         if load.layerwise and any(block in now.blocks.hashes for block in load.blocks):
             faults.append(f"9: blocks of slot {load.slot} can be found before they are loaded")
@@ -70,10 +75,12 @@ def broken_partitions(engine: Engine, num_ranks: int) -> list[str]:
         return []
     now = engine.inspect()
     num_rows, num_blocks = now.num_rows // num_ranks, now.blocks.num_blocks // num_ranks
-    num_hosted = max(1, now.host_blocks.num_blocks // num_ranks)
+    host = now.stages.get("swap", _NO_HOST_BLOCKS)
+    num_hosted = max(1, host.num_blocks // num_ranks)
     faults = []
     for name, one in now.sequences.items():
-        ranks = {block // num_blocks for block in one.block_table} | {block // num_hosted for block in one.host_blocks}
+        ranks = {block // num_blocks for block in one.block_table}
+        ranks |= {block // num_hosted for block in host.held.get(one.slot, ())}
         ranks |= {one.row // num_rows} if one.row >= 0 else set()
         if len(ranks) > 1:
             faults.append(f"9: {name} has row and blocks of ranks {sorted(ranks)}")
@@ -105,17 +112,15 @@ def _block_faults(now: EngineSnapshot, holders: Counter[int]) -> list[str]:
 
 def _host_faults(now: EngineSnapshot) -> list[str]:
     """13: who was swapped out waits, and host blocks are free, held by one sequence, or about to be copied back."""
-    host, faults = now.host_blocks, []
+    host, faults = now.stages.get("swap", _NO_HOST_BLOCKS), []
     held = [*host.free, *host.copied_in]
-    num_swapped = 0
-    for sequence in now.sequences.values():
-        if sequence.host_blocks:
-            num_swapped += 1
-            held += sequence.host_blocks
-            if sequence.row >= 0 or len(sequence.host_blocks) * now.block_size < sequence.num_swapped_tokens:
-                faults.append(f"13: slot {sequence.slot} runs and is swapped out, or its tokens have no host block")
-    if sorted(held) != list(range(host.num_blocks)) or num_swapped != host.num_swapped:
-        faults.append(f"13: host blocks {sorted(held)} of {host.num_blocks}, {num_swapped} sequences swapped out")
+    for slot, blocks in host.held.items():
+        held += blocks
+        sequence = now.by_slot[slot]
+        if sequence.row >= 0 or len(blocks) * now.block_size < sequence.num_claimed_tokens:
+            faults.append(f"13: slot {slot} runs and is swapped out, or its tokens have no host block")
+    if sorted(held) != list(range(host.num_blocks)) or len(host.held) != host.num_swapped:
+        faults.append(f"13: host blocks {sorted(held)} of {host.num_blocks}, {len(host.held)} sequences swapped out")
     return faults
 
 
@@ -151,8 +156,9 @@ def broken_writes(batch: Batch, now: EngineSnapshot) -> list[str]:
         batch: What the executor was given.
         now: The engine when it was.
     """
-    borrowed = {block for load in now.transfers.loads if not load.layerwise for block in load.written}
-    borrowed |= {block for pinned in now.transfers.pinned.values() for block in pinned}
+    transfers = now.stages.get("transfer", _NO_TRANSFERS)
+    borrowed = {block for load in transfers.loads if not load.layerwise for block in load.written}
+    borrowed |= {block for pinned in transfers.pinned.values() for block in pinned}
     tables = {sequence.row: sequence.block_table for sequence in now.sequences.values()}
     faults: list[str] = []
     for one in batch.passes:

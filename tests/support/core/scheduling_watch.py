@@ -73,7 +73,7 @@ class PlanWatch:
             self.faults.append(f"3: {sorted(set(preempted) - before)} did not run and were preempted")
         if scheduled - set(self._state.running.tolist()):
             self.faults.append("5: a sequence is scheduled that does not run")
-        remote = {load.slot for load in self._state.transfers.inspect().loads if not load.layerwise}
+        remote = set(self._state.aside)
         if scheduled & remote:
             self.faults.append(f"34: {sorted(scheduled & remote)} wait for a transfer and are scheduled")
 

@@ -77,7 +77,7 @@ def serve(one: Station, *others: Station, prompt: tuple[int, ...] = PROMPT) -> F
 
 def firsts_of(one: Station) -> dict[str, int]:
     """Return what became of first tokens that others chose."""
-    return dict(one.engine._state.transfers.first_tokens.results)
+    return dict(one.engine.stage("transfer").first_tokens.results)
 
 
 def check_nothing_is_left(one: Decoder, *others: Station) -> None:

@@ -53,5 +53,5 @@ def ends_well(engine: Engine, name: str = "r") -> FinishedSequence:
 
 def counts(engine: Engine) -> tuple[int, int, int, int]:
     """Return how many loads there were, and how many of them arrived, failed and were given up."""
-    transfers = engine._state.transfers
+    transfers = engine.stage("transfer").transfers
     return transfers.num_loads, transfers.num_loaded, transfers.num_failed_loads, transfers.num_cancelled_loads

@@ -12,6 +12,7 @@ import numpy as np
 from trencadis.engine.guard import Guarded
 from trencadis.engine.sequences import SequenceTable
 from trencadis.engine.state import EngineState
+from trencadis.engine.step import PassCounts
 from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities, BucketingStrategy
 from trencadis.records import (
@@ -28,7 +29,7 @@ from trencadis.records import (
     UnifiedShape,
 )
 
-__all__ = ["BatchBuilder", "PartitionedPassPlanner", "PassCounts", "PassPlanner", "unified_shape"]
+__all__ = ["BatchBuilder", "PartitionedPassPlanner", "PassPlanner", "unified_shape"]
 
 
 class BatchBuilder:
@@ -65,7 +66,6 @@ class BatchBuilder:
             passes=passes,
             drafts=None if plan.drafts is None else _copied(plan.drafts),
             start_token_ids=state.rows.tokens[plan.rows, plan.starts] if self._brings_tokens else _NO_TOKENS,
-            connector_message=plan.connector_message,
         )
 
 
@@ -80,21 +80,6 @@ def _copied(drafts: Drafts) -> Drafts:
 logger = logging.getLogger("trencadis.engine")
 
 _sum = np.add.reduce
-
-
-@attrs.define(kw_only=True)
-class PassCounts:
-    """How the passes of one plan found their buckets; see ``StepStats``.
-
-    Attributes:
-        compiles: A bucket is used for the first time and was not prepared: the device may compile it, which may take minutes.
-    """
-
-    num_hits: int = 0
-    num_fallbacks: int = 0
-    num_substituted: int = 0
-    num_unprepared: int = 0
-    compiles: bool = False
 
 
 class PassPlanner:

@@ -15,17 +15,49 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from trencadis.engine.cache.guarded import GuardedEviction
-from trencadis.engine.inspect.snapshot import BlockSnapshot
 from trencadis.errors import InternalError
 from trencadis.records import Int32Array
 
-__all__ = ["BlockManager", "Change"]
+__all__ = ["BlockManager", "BlockSnapshot", "Change"]
 
 Change = tuple[str, int, Sequence[Any]]
 """A call that changed a :class:`BlockManager`: its method, how many blocks it was about, and its arguments; none is changed later."""
+
+
+@attrs.frozen(kw_only=True)
+class BlockSnapshot:
+    """The KV blocks of the device.
+
+    Attributes:
+        num_blocks: All blocks; their ids are 0 to ``num_blocks - 1``.
+        num_used: Blocks that sequences or transfers hold.
+        num_cached: Unreferenced blocks that are kept for reuse.
+        num_free: Unreferenced blocks without content.
+        free: Ids of the free blocks; the last is allocated first.
+        cached: Ids of the cached blocks.
+        ref_counts: References by block id, ``[num_blocks]``.
+        hashes: Hash of the content by block id, for blocks that a prefix look-up finds.
+        previous: Hash of the block before, by hash, for all but first blocks of a prompt.
+    """
+
+    num_blocks: int
+    num_used: int
+    num_cached: int
+    num_free: int
+    free: tuple[int, ...]
+    cached: frozenset[int]
+    ref_counts: tuple[int, ...]
+    hashes: Mapping[int, bytes]
+    previous: Mapping[bytes, bytes]
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated now."""
+        return self.num_free + self.num_cached
 
 
 class BlockManager:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from trencadis.engine.cache.block_manager import BlockManager
+from trencadis.engine.cache.block_manager import BlockManager, BlockSnapshot
 from trencadis.engine.cache.guarded import GuardedEviction
-from trencadis.engine.inspect.snapshot import BlockSnapshot
 from trencadis.errors import InternalError
 from trencadis.records import Int32Array
 

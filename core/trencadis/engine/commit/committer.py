@@ -41,16 +41,13 @@ class Committer:
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._stop_check = StopCheck(state)
-        self._is_connected = state.transfers.has_connector
-        self._registers = state.prefix_caching or self._is_connected
+        self._registers = state.prefix_caching or bool(state.on_filled)
         self.num_accepted = _EMPTY
 
     def commit(self, plan: Plan, output: StepOutput) -> TokenDeltas:
         """Apply the output of ``plan``; what no longer applies (aborted, finished one step ago) is dropped."""
         table = self._state.table
         self.num_accepted = _EMPTY
-        if self._is_connected:
-            self._apply_transfers(plan, output)
         failed = self._end_failed(plan, output) if output.row_errors else []
         places = plan.slots.astype(np.intp)  # numpy indexes with its own type at a third of the price
         resident = table.epoch[places] == plan.epochs
@@ -85,16 +82,6 @@ class Committer:
             logprobs=self._logprobs(plan, output, slots, counts) if output.logprobs else (),
             prompt_logprobs=self._prompt_logprobs(plan, output, resident) if output.prompt_logprobs else (),
         )
-
-    def _apply_transfers(self, plan: Plan, output: StepOutput) -> None:
-        """Apply the reports of the KV connector's worker sides, and discard sequences whose layers did not come."""
-        state, transfers = self._state, self._state.transfers
-        has_waited = bool(transfers.layered)  # it took longer than computing takes
-        transfers.apply(output.connector_reports, state, missed_layers=output.missed_layers)
-        if not has_waited:
-            transfers.step_done(num_tokens=plan.num_tokens, device_s=output.device_s)
-        if transfers.layered:
-            transfers.confirm(plan.slots[state.table.epoch[plan.slots] == plan.epochs], state)
 
     def _end_failed(self, plan: Plan, output: StepOutput) -> list[FinishedSequence]:
         """End the sequences that got an error instead of a token; nothing of them is kept for others."""
@@ -217,7 +204,7 @@ class Committer:
         now_s = state.clock.now_s()
         for slot, num_blocks in zip(plan.slots[grown].tolist(), full[grown].tolist(), strict=True):
             sequence = table.sequences[slot]
-            if sequence is None or sequence.state is not SequenceState.RUNNING or sequence.transfer_id >= 0:
+            if sequence is None or sequence.state is not SequenceState.RUNNING or sequence.is_provisional:
                 continue
             if sequence.is_approximate:
                 table.num_hashed_blocks[slot] = num_blocks  # looked at, and not shared
@@ -229,8 +216,8 @@ class Committer:
             blocks = state.rows.block_tables[table.row[slot], first:num_blocks].tolist()
             if state.prefix_caching:
                 state.blocks.register_chain(blocks, sequence.block_hashes, start=first, salt=salt, now_s=now_s)
-            if self._is_connected:
-                state.transfers.computed(blocks, sequence.block_hashes[first:num_blocks])
+            for filled in state.on_filled:
+                filled(blocks, sequence.block_hashes[first:num_blocks])
             table.num_hashed_blocks[slot] = num_blocks
 
     # ---------------------------------------------------------------------------------------------- logprobs

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.engine.inspect.accounting import SubmittedStep
+from trencadis.engine.step import SubmittedStep
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import as_words, reraise_interrupt, shown
 from trencadis.interfaces import PendingStep, SampledLogprobs

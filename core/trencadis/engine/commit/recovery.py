@@ -1,7 +1,7 @@
 """After a step that failed: find the sequence at fault, and keep all others.
 
 No token of a failed step counts, and steps in flight after it used its tokens; so all of them are dropped and their
-sequences are recomputed, those that were swapped out meanwhile too. Each sequence of the failed step then runs alone once: the one that
+sequences are recomputed. Each sequence of the failed step then runs alone once: the one that
 fails alone ends with the error, the others go on.
 
 Where the ranks were lost, so is every KV block. Chance ends a process as well as a request does: so the sequences of a lost step are
@@ -14,12 +14,12 @@ import logging
 from collections.abc import Sequence
 
 from trencadis.activity import ACTIVITY, EnginePhase
-from trencadis.engine.restorable import Restorable
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import BackendError, RanksLostError, UnpreparedShapeError
 from trencadis.faults import FaultLog
 from trencadis.interfaces import Executor, SupportsRestart
+from trencadis.interfaces.restorable import Restorable
 from trencadis.records import FinishedSequence, FinishReason, Plan
 
 __all__ = ["MOST_LOSSES", "SUSPECT_LOSSES", "Recovery", "restart_ranks"]
@@ -86,8 +86,6 @@ class Recovery(Restorable):
             self._undo(slot)
         for slot in suspects:
             self._num_others[slot] = self._num_others.get(slot, 0) + len(suspects) - 1
-        for made in (plan, *dropped):
-            self._distrust(made)
         self.suspects.extend(slot for slot in suspects if slot not in self.suspects)
         return at_fault
 
@@ -99,7 +97,6 @@ class Recovery(Restorable):
             error: What the oldest one's ``wait`` raised.
         """
         state, at_fault = self._state, list[FinishedSequence]()
-        state.transfers.ranks_lost(state)
         lost = dict.fromkeys(slot for plan in plans for slot in self._live(plan))
         for slot in lost:
             losses = self._num_losses[slot] = self._num_losses.get(slot, 0) + 1
@@ -113,7 +110,6 @@ class Recovery(Restorable):
             self._undo(slot)
         for slot in state.waiting.slots.tolist():
             self._forget_in_flight(slot)  # one that was preempted may wait for its last token
-            state.drop_swapped(state.table.sequence(slot))
         state.blocks.reset_cache()
         state.row_starts.clear()
         return at_fault
@@ -137,16 +133,6 @@ class Recovery(Restorable):
         sequence = self._state.table.sequence(slot)
         if sequence.state is SequenceState.RUNNING:
             self._state.preempt(sequence, kv_valid=False)
-
-    def _distrust(self, plan: Plan) -> None:
-        """Recompute whom a plan swapped out.
-
-        The step before may not have written what was copied, and the copies may be what failed.
-        """
-        for slot in plan.preempted.tolist():
-            sequence = self._state.table.sequences[slot]
-            if sequence is not None and sequence.state is not SequenceState.RUNNING:
-                self._state.drop_swapped(sequence)
 
     def _forget_in_flight(self, slot: int) -> None:
         table = self._state.table

@@ -7,100 +7,25 @@ from itertools import zip_longest
 import attrs
 import numpy as np
 
-from trencadis.engine.batching.passes import PassCounts
-from trencadis.engine.cache.swapping import NO_SWAPS, SwapCounts
 from trencadis.engine.inspect.observers import Observers
-from trencadis.engine.scheduling.shadow import NO_SHADOW, ShadowStep
 from trencadis.engine.state import EngineState
-from trencadis.errors import InternalError
-from trencadis.interfaces import PendingStep
+from trencadis.engine.step import SubmittedStep
 from trencadis.records import (
     Drafts,
     EngineGauges,
+    EngineTotals,
     Int32Array,
     Int64Array,
-    Pass,
-    Plan,
     StepOutput,
     StepStats,
     TokenDeltas,
 )
 
-__all__ = ["Accounting", "DraftCounts", "EngineTotals", "NO_DRAFTS", "SubmittedStep", "added", "count_drafts"]
+__all__ = ["Accounting", "DraftCounts", "NO_DRAFTS", "added", "count_drafts"]
 
 
-class _NotSubmitted(PendingStep):
-    """The pending step of a plan that was not submitted yet."""
-
-    def wait(self) -> StepOutput:
-        """Raise: there is nothing to wait for."""
-        raise InternalError("a step is awaited that was not submitted")
-
-
-NOT_SUBMITTED, NO_PASSES = _NotSubmitted(), PassCounts()
-
-
-@attrs.define(kw_only=True, eq=False)
-class SubmittedStep:
-    """One step from its plan to its commit, with the counts of its planning; stages fill in theirs."""
-
-    plan: Plan
-    pending: PendingStep = NOT_SUBMITTED
-    passes: tuple[Pass, ...] = ()
-    start_s: float = 0.0
-    plan_s: float = 0.0
-    num_prompt_tokens_admitted: int = 0
-    num_prompt_tokens_cached: int = 0
-    num_recomputed_tokens: int = 0
-    pass_counts: PassCounts = NO_PASSES
-    policy: str = ""
-    num_quarantined: int = 0
-    shadow: ShadowStep = NO_SHADOW
-    swap_counts: SwapCounts = NO_SWAPS
-    num_block_swaps: int = 0
-    draft_s: float = 0.0
-    num_drafters_quarantined: int = 0
-
-
-@attrs.define(kw_only=True)
-class EngineTotals:
-    """Counts since the engine was built; durations in seconds. Fields are those of ``StepStats``, summed up.
-
-    ``num_sequence_steps`` counts, step by step, the sequences that got tokens: ``num_emitted_tokens`` by it is the mean that a
-    sequence gets in a step, 1 without speculation.
-    """
-
-    num_steps: int = 0
-    num_sequence_steps: int = 0
-    num_scheduled_tokens: int = 0
-    num_padded_tokens: int = 0
-    num_emitted_tokens: int = 0
-    num_preempted: int = 0
-    num_finished: int = 0
-    num_prompt_tokens_cached: int = 0
-    num_prompt_tokens_admitted: int = 0
-    num_recomputed_tokens: int = 0
-    num_drafted_sequences: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_drafted_by_position: tuple[int, ...] = ()
-    num_accepted_by_position: tuple[int, ...] = ()
-    num_drafters_quarantined: int = 0
-    num_failed_steps: int = 0
-    num_block_swaps: int = 0
-    num_blocks_swapped_out: int = 0
-    num_blocks_swapped_in: int = 0
-    num_swap_fallbacks: int = 0
-    num_compilations: int = 0
-    num_bucket_hits: int = 0
-    num_fallbacks: int = 0
-    num_substituted: int = 0
-    num_unprepared: int = 0
-    num_observer_failures: int = 0
-    plan_s: float = 0.0
-    draft_s: float = 0.0
-    device_s: float = 0.0
-    commit_s: float = 0.0
+_LATEST = frozenset(field.name for field in attrs.fields(EngineTotals) if field.metadata.get("is_latest"))
+"""Totals that are the latest value of a step, which is a total itself."""
 
 
 class Accounting:
@@ -114,43 +39,39 @@ class Accounting:
     def __init__(self, state: EngineState, observers: Observers) -> None:
         self.totals = EngineTotals()
         self._state = state
-        self._first_tokens = state.transfers.first_tokens
         self._observers = observers
 
     def committed(
         self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, *, num_accepted: Int32Array, commit_s: float
     ) -> None:
         """Count one step; ``num_accepted`` are the emitted drafts of each sequence of its plan."""
-        totals, plan, swaps, passes = self.totals, step.plan, step.swap_counts, step.pass_counts
+        totals, plan, passes = self.totals, step.plan, step.pass_counts
         drafts = NO_DRAFTS if plan.drafts is None else count_drafts(plan.drafts, num_accepted)
-        num_first = self._first_tokens.take_num_new() if self._first_tokens.num_new else 0
+        num_brought = step.num_brought
         totals.num_steps += 1
-        totals.num_sequence_steps += len(deltas.slots) + num_first
+        totals.num_sequence_steps += len(deltas.slots) + num_brought
         totals.num_scheduled_tokens += plan.num_tokens
         totals.num_padded_tokens += output.num_padded_tokens
         totals.num_compilations += output.num_compilations
-        if swaps is not NO_SWAPS:
-            totals.num_blocks_swapped_out += swaps.num_blocks_out
-            totals.num_blocks_swapped_in += swaps.num_blocks_in
-            totals.num_swap_fallbacks += swaps.num_fallbacks
         totals.num_bucket_hits += passes.num_hits
         totals.num_fallbacks += passes.num_fallbacks
         totals.num_substituted += passes.num_substituted
         totals.num_unprepared += passes.num_unprepared
-        totals.num_emitted_tokens += len(deltas.token_ids) + num_first
+        totals.num_emitted_tokens += len(deltas.token_ids) + num_brought
         totals.num_preempted += len(plan.preempted)
         totals.num_prompt_tokens_admitted += step.num_prompt_tokens_admitted
         totals.num_prompt_tokens_cached += step.num_prompt_tokens_cached
         totals.num_recomputed_tokens += step.num_recomputed_tokens
-        totals.num_drafters_quarantined = step.num_drafters_quarantined
-        totals.draft_s += step.draft_s
+        for name, value in step.stats.items():
+            if hasattr(totals, name):
+                setattr(totals, name, value if name in _LATEST else getattr(totals, name) + value)
         if drafts.num_sequences:
             self._add_drafts(drafts)
         totals.plan_s += step.plan_s
         totals.commit_s += commit_s
         totals.device_s += output.device_s
         if self._observers.watched:
-            self._observers.on_step(self._stats(step, output, deltas, num_first, drafts, commit_s))
+            self._observers.on_step(self._stats(step, output, deltas, num_brought, drafts, commit_s))
             totals.num_observer_failures = self._observers.num_failures
 
     def _add_drafts(self, drafts: DraftCounts) -> None:
@@ -166,12 +87,11 @@ class Accounting:
         state = self._state
         return EngineGauges(
             num_running=len(state.running),
-            num_waiting=state.num_queued + state.transfers.num_waiting_for_kv,
-            num_compiling=len(state.compiling),
-            num_swapped=state.swapping.num_swapped,
+            num_waiting=state.num_waiting,
             num_free_blocks=state.blocks.num_free,
             num_cached_blocks=state.blocks.num_cached,
             num_used_blocks=state.blocks.num_used,
+            **state.gauges,
         )
 
     def _stats(
@@ -179,7 +99,7 @@ class Accounting:
         step: SubmittedStep,
         output: StepOutput,
         deltas: TokenDeltas,
-        num_first: int,
+        num_brought: int,
         drafts: DraftCounts,
         commit_s: float,
     ) -> StepStats:
@@ -188,12 +108,11 @@ class Accounting:
             step=plan.step,
             now_s=state.clock.now_s(),
             num_running=len(state.running),
-            num_waiting=state.num_queued + state.transfers.num_waiting_for_kv,
-            num_compiling=len(state.compiling),
+            num_waiting=state.num_waiting,
             num_sequences=plan.num_sequences,
             num_scheduled_tokens=plan.num_tokens,
             num_padded_tokens=output.num_padded_tokens,
-            num_emitted_tokens=len(deltas.token_ids) + num_first,
+            num_emitted_tokens=len(deltas.token_ids) + num_brought,
             num_admitted=len(plan.admitted),
             num_preempted=len(plan.preempted),
             num_finished=len(deltas.finished),
@@ -205,32 +124,23 @@ class Accounting:
             num_accepted_tokens=drafts.num_accepted,
             num_drafted_by_position=drafts.num_drafted_by_position,
             num_accepted_by_position=drafts.num_accepted_by_position,
-            num_drafters_quarantined=step.num_drafters_quarantined,
             num_free_blocks=state.blocks.num_free,
             num_cached_blocks=state.blocks.num_cached,
             num_used_blocks=state.blocks.num_used,
             start_s=step.start_s,
             plan_s=step.plan_s,
-            draft_s=step.draft_s,
             device_s=output.device_s,
             commit_s=commit_s,
             passes=step.passes,
             num_compilations=output.num_compilations,
             policy=step.policy,
             num_quarantined=step.num_quarantined,
-            num_shadow_steps=int(step.shadow.was_asked),
-            num_shadow_differing=int(step.shadow.differs),
-            shadow_displacement=step.shadow.displacement,
-            shadow_s=step.shadow.spent_s,
             num_bucket_hits=step.pass_counts.num_hits,
             num_fallbacks=step.pass_counts.num_fallbacks,
             num_substituted=step.pass_counts.num_substituted,
             num_unprepared=step.pass_counts.num_unprepared,
-            num_block_swaps=step.num_block_swaps,
-            num_swapped=state.swapping.num_swapped,
-            num_blocks_swapped_out=step.swap_counts.num_blocks_out,
-            num_blocks_swapped_in=step.swap_counts.num_blocks_in,
-            num_swap_fallbacks=step.swap_counts.num_fallbacks,
+            **state.gauges,
+            **step.stats,
         )
 
 

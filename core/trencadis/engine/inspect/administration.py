@@ -6,7 +6,8 @@ Questions and answers are tables of plain values, the same whether the engine is
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from trencadis.engine.inspect.decisions import Decisions
@@ -16,7 +17,6 @@ from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.scheduling.switch import PreparedScheduling, SchedulingSwitch
 from trencadis.engine.state import EngineState
-from trencadis.engine.transfer.role import EngineRole
 from trencadis.errors import ConfigError, InternalError, InvalidRequestError, TrencadisError
 from trencadis.records.flight_record import ComponentCode
 from trencadis.registry.switching import SchedulingChange
@@ -35,11 +35,9 @@ class Administration:
         decisions: The step record.
         switch: Builds other policies; None: scheduling cannot be changed.
         plan_hash: Of the plan the engine was built by.
-        role: Of the engine; ``both`` if None.
 
     Attributes:
         decisions: As given.
-        role: As given.
     """
 
     def __init__(
@@ -50,14 +48,18 @@ class Administration:
         *,
         switch: SchedulingSwitch | None = None,
         plan_hash: str = "",
-        role: EngineRole | None = None,
     ) -> None:
-        self.role = role or EngineRole("both", state.transfers)
         self.decisions = decisions
         self._state = state
         self._policy = policy
         self._switch = switch
         self._plan_hash = plan_hash
+        self._answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "scheduling": self._scheduling,
+            "set_scheduling": self._set_scheduling,
+            "switched_off": lambda _: off_table(),
+            "explain": self._explain,
+        }
 
     @property
     def plan_hash(self) -> str:
@@ -68,9 +70,9 @@ class Administration:
         """Return the answer to a question.
 
         Args:
-            question: ``scheduling``, ``switched_off``, ``set_scheduling``, ``role``, ``set_role`` or ``explain``.
+            question: ``scheduling``, ``switched_off``, ``set_scheduling`` or ``explain``.
             arguments: None; none; ``table``, the change, ``source``, who asks, and ``may_import``, whether import paths in it are followed;
-                none; ``role``; or ``request_id``.
+                or ``request_id``.
 
         Raises:
             ConfigError: The change cannot be; nothing has changed.
@@ -78,35 +80,33 @@ class Administration:
             InvalidRequestError: No such question, or the request is not known.
             InternalError: Anything else went wrong.
         """
+        answer = self._answers.get(question)
+        if answer is not None:
+            return self.answered(question, answer, arguments)
+        if question in ("replicas", "restart_replica", "route"):
+            raise InvalidRequestError("there is one engine only.", hint="Set parallel.data for several.")
+        raise InvalidRequestError(f"there is no question {question!r}.")
+
+    def answered(
+        self, question: str, answer: Callable[[Mapping[str, Any]], dict[str, Any]], arguments: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the answer of a part of the engine to a question.
+
+        Raises:
+            TrencadisError: The part raised it; an ``InternalError`` stands for anything else.
+        """
         try:
-            match question:
-                case "scheduling":
-                    return self._scheduling()
-                case "set_scheduling":
-                    return self._set_scheduling(arguments)
-                case "switched_off":
-                    return off_table()
-                case "role":
-                    return self._role()
-                case "set_role":
-                    previous = self.role.name
-                    self.role.change(str(arguments["role"]))
-                    return {**self._role(), "previous": previous}
-                case "explain":
-                    return explain_request(str(arguments["request_id"]), self.decisions, self._state)
+            return answer(arguments)
         except TrencadisError:
             raise
         except Exception as error:  # a question must not end the engine
             logger.exception("The question %r could not be answered.", question)
             raise InternalError(f"{question} could not be answered: {type(error).__name__}: {error}.") from error
-        if question in ("replicas", "restart_replica", "route"):
-            raise InvalidRequestError("there is one engine only.", hint="Set parallel.data for several.")
-        raise InvalidRequestError(f"there is no question {question!r}.")
 
-    def _role(self) -> dict[str, Any]:
-        return {"role": self.role.name, "num_live": len(self._state.slot_of)}
+    def _explain(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return explain_request(str(arguments["request_id"]), self.decisions, self._state)
 
-    def _scheduling(self) -> dict[str, Any]:
+    def _scheduling(self, _: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         policy, shadow = self._policy, self._policy.shadow
         report: dict[str, Any] = (
             dict(self._switch.report()) if self._switch is not None else {"shadow": None, "plan_hash": self.plan_hash}

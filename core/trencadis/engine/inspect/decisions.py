@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import attrs
 import numpy as np
 
-from trencadis.engine.stages import Stage
+from trencadis.engine.sequences import Sequence
+from trencadis.engine.stage import EngineParts, Stage
+from trencadis.engine.step import SubmittedStep
 from trencadis.interfaces import TokenSplit
-from trencadis.records import Batch, Bucket, FinishedSequence, Int32Array, Request
-
-if TYPE_CHECKING:
-    from trencadis.engine.inspect.accounting import SubmittedStep
+from trencadis.records import Batch, Bucket, FinishedSequence, Int32Array, Plan
 
 __all__ = ["Decisions", "RequestLifetime", "Preemption", "StepNotes", "Stop"]
 
@@ -87,8 +86,7 @@ class StepNotes:
         stop: Where admission stopped, or None.
         skipped: Why a waiting slot was passed over.
         preemptions: Who lost its blocks.
-        waiting_for_kv: Slots whose KV was being loaded.
-        compiling: Slots that the sampler had not prepared.
+        aside: Slots that stood aside, and why.
         alone: Slot that runs alone after a failed step, or -1.
         passes: Bucket of each pass, and which of ``slots`` ran in it.
         error: Why the step failed; empty: it did not.
@@ -114,8 +112,7 @@ class StepNotes:
     stop: Stop | None = None
     skipped: dict[int, str] | None = None
     preemptions: tuple[Preemption, ...] = ()
-    waiting_for_kv: tuple[int, ...] = ()
-    compiling: tuple[int, ...] = ()
+    aside: Mapping[int, str] = MappingProxyType({})
     alone = -1
     passes: tuple[tuple[Bucket, Int32Array], ...] = ()
     error = ""
@@ -187,7 +184,7 @@ class Decisions(Stage):
         else:
             kept.append(notes)
 
-    def after_build(self, step: SubmittedStep, batch: Batch) -> None:
+    def after_build(self, step: SubmittedStep, batch: Batch) -> Batch | None:
         """Note the buckets of the newest plan."""
         passes = batch.passes
         if len(passes) == 1 and self._notes:  # nearly always, and three times as fast
@@ -195,28 +192,35 @@ class Decisions(Stage):
             self._notes[-1].passes = ((one.bucket, one.indices),)
         elif passes and self._notes:
             self._notes[-1].passes = tuple([(one.bucket, one.indices) for one in passes])
+        return None
 
-    def failed(self, step: int, error: str) -> None:
+    def failed(self, plans: Iterable[Plan], error: Exception) -> None:
         """Note that a step failed."""
+        step = next((plan.step for plan in plans), -1)
         for notes in reversed(self._notes):
             if notes.step == step and len(notes.slots):
-                notes.error = error
+                notes.error = str(error)
                 return
 
     # --------------------------------------------------------------------------------------------------- requests
 
-    def added(self, request: Request, *, slot: int, now_s: float) -> None:
-        """Note that a request waits."""
-        if self.num_steps:
-            self._newest[request.request_id] = RequestLifetime(
-                request_id=request.request_id,
-                slot=slot,
-                num_prompt_tokens=len(request.prompt_token_ids),
-                arrival_s=now_s,
-                born=self._next,
-            )
+    def bind(self, engine: EngineParts) -> None:
+        """Take the state, read only."""
+        self._state = engine.state
 
-    def on_finish(self, finished: FinishedSequence) -> None:
+    def added(self, sequence: Sequence) -> str:
+        """Note that a request waits."""
+        request = sequence.request
+        self._newest[request.request_id] = RequestLifetime(
+            request_id=request.request_id,
+            slot=sequence.slot,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            arrival_s=float(self._state.table.arrival_s[sequence.slot]),
+            born=self._next,
+        )
+        return ""
+
+    def left(self, finished: FinishedSequence) -> None:
         """Note that a request ended; forgets those that no kept step knows, and the oldest beyond 16384."""
         life = self._newest.get(finished.request_id)
         if life is None or life.finish_reason:

@@ -13,7 +13,6 @@ import attrs
 import numpy as np
 
 from trencadis.engine.inspect.decisions import Decisions, RequestLifetime, StepNotes
-from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import InvalidRequestError
 from trencadis.records import Bucket, Explanation, Int32Array, Range, Span, UnifiedBucket
@@ -59,7 +58,7 @@ def _explanation(life: RequestLifetime, notes: tuple[StepNotes, ...], names: _Na
     slot = state.slot_of.get(life.request_id)
     if not life.finish_reason and slot is not None:
         sequence = state.table.sequence(slot)
-        where = "loading" if sequence.state is SequenceState.WAITING_FOR_REMOTE_KV else sequence.state.name.lower()
+        where = state.aside[slot].reason if slot in state.aside else sequence.state.name.lower()
         num_output = len(state.known_tokens(sequence)) - life.num_prompt_tokens
     return Explanation(
         request_id=life.request_id,
@@ -204,6 +203,13 @@ class Verdict:
     num_free: int = 0
 
 
+_ASIDE = {
+    "compiling": "the sampler prepares what it asks for, such as a grammar",
+    "loading": "its KV is being loaded",
+}
+"""Why a sequence stands aside, in full, by the reason that its stage gives."""
+
+
 def verdict_of(life: RequestLifetime, notes: StepNotes) -> Verdict:
     """Return what a step did with a request that was in the engine when it was planned. Pure."""
     slot = life.slot
@@ -222,10 +228,8 @@ def verdict_of(life: RequestLifetime, notes: StepNotes) -> Verdict:
                 num_needed=preemption.num_needed,
                 num_free=preemption.num_free,
             )
-    if slot in notes.compiling:
-        return Verdict(outcome="compiling", reason="the sampler prepares what it asks for, such as a grammar")
-    if slot in notes.waiting_for_kv:
-        return Verdict(outcome="loading", reason="its KV is being loaded")
+    if slot in notes.aside:
+        return Verdict(outcome=notes.aside[slot], reason=_ASIDE.get(notes.aside[slot], "it stands aside"))
     if _place(notes.running, slot) >= 0:
         return Verdict(outcome="held", reason=_why_held(slot, notes))
     if life.error and life.died == notes.number + 1:

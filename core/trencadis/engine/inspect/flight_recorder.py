@@ -21,7 +21,7 @@ import numpy as np
 
 from trencadis.engine.inspect.decisions import StepNotes
 from trencadis.engine.inspect.flight_files import FlightFiles
-from trencadis.engine.inspect.key_frame import KeyFrame
+from trencadis.engine.inspect.key_frame import KeyFrame, RecordedLife
 from trencadis.engine.inspect.shared_beginnings import shared_beginnings
 from trencadis.engine.inspect.trailing_blocks import TrailingBlocks
 from trencadis.engine.sequences import Sequence as EngineSequence
@@ -40,7 +40,7 @@ from trencadis.records.flight_record import (
     RecordedRequest,
 )
 
-__all__ = ["FlightFacts", "FlightRecorder", "RecordedLife", "event_of"]
+__all__ = ["FlightFacts", "FlightRecorder", "event_of"]
 
 
 _MAX_OBSTACLES = 16
@@ -70,29 +70,6 @@ class FlightFacts:
     num_in_flight: int
     max_draft_tokens: int = 0
     obstacles: tuple[str, ...] = ()
-
-
-class RecordedLife:
-    """One request in the engine: what its record needs, and its tokens, of which only shared beginnings are recorded.
-
-    Attributes:
-        number: Of the request in this engine.
-        sequence: While it lives.
-        record: What is known of it.
-        tokens: Known when it was added, int32.
-        block_hashes: Of its full blocks; the engine extends the list.
-        finished: Once it has ended.
-    """
-
-    __slots__ = ("block_hashes", "finished", "number", "record", "sequence", "tokens")
-
-    def __init__(self, number: int, sequence: EngineSequence, record: RecordedRequest) -> None:
-        self.number = number
-        self.sequence: EngineSequence | None = sequence
-        self.record = record
-        self.tokens = sequence.tokens
-        self.block_hashes = sequence.block_hashes
-        self.finished: FinishedSequence | None = None
 
 
 class _Segment:
@@ -210,8 +187,6 @@ class FlightRecorder:
         """Note that a request waits."""
         life = self.adopted(sequence)
         self.note((ARRIVAL, life.record.arrival_s, life))
-        if sequence.slot in self._state.compiling:
-            self.obstacle(f"request {life.record.request_id!r} waited for its sampler, such as for a grammar")
 
     def adopted(self, sequence: EngineSequence) -> RecordedLife:
         """Keep a request that is in the engine."""

@@ -11,27 +11,26 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import attrs
 import numpy as np
 
 from trencadis.engine.commit.recovery import Recovery
-from trencadis.engine.inspect.accounting import SubmittedStep
 from trencadis.engine.inspect.policy_memory import PolicyMemory
-from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.sequences import Sequence as EngineSequence
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
+from trencadis.engine.step import SubmittedStep
 from trencadis.interfaces import PendingStep
-from trencadis.records import Drafts, Plan, Request
+from trencadis.interfaces.restorable import Restorable
+from trencadis.records import Drafts, FinishedSequence, Plan, Request
+from trencadis.records.flight_record import RecordedRequest
 
-if TYPE_CHECKING:
-    from trencadis.engine.inspect.flight_recorder import RecordedLife
-
-__all__ = ["FramedParts", "KeyFrame"]
+__all__ = ["FramedParts", "KeyFrame", "RecordedLife"]
 
 _SEQUENCE_FIELDS = (
     "slot",
@@ -41,10 +40,31 @@ _SEQUENCE_FIELDS = (
     "first_token_s",
     "late_token_epoch",
     "num_failures",
-    "looked_up",
-    "host_blocks",
 )
 _PLAN_FIELDS = ("step", "slots", "rows", "epochs", "starts", "num_scheduled", "samples", "admitted", "preempted")
+
+
+class RecordedLife:
+    """One request in the engine: what its record needs, and its tokens, of which only shared beginnings are recorded.
+
+    Attributes:
+        number: Number of the request in this engine.
+        sequence: The sequence while it lives; then None.
+        record: The request as a record has it.
+        tokens: Tokens known when it was added, int32 ``[n]``.
+        block_hashes: Hashes of its full blocks; the engine extends the list.
+        finished: How it ended; None while it lives.
+    """
+
+    __slots__ = ("block_hashes", "finished", "number", "record", "sequence", "tokens")
+
+    def __init__(self, number: int, sequence: EngineSequence, record: RecordedRequest) -> None:
+        self.number = number
+        self.sequence: EngineSequence | None = sequence
+        self.record = record
+        self.tokens = sequence.tokens
+        self.block_hashes = sequence.block_hashes
+        self.finished: FinishedSequence | None = None
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -117,7 +137,7 @@ class FramedParts:
         policy: The scheduling policy.
         recovery: Takes failed steps apart.
         in_flight: Steps that were submitted and are not committed.
-        stages: Stages that keep something from step to step.
+        stages: Stages that keep something from step to step, by name.
     """
 
     state: EngineState
@@ -125,7 +145,7 @@ class FramedParts:
     policy: GuardedScheduling
     recovery: Recovery
     in_flight: deque[SubmittedStep]
-    stages: tuple[Restorable, ...] = ()
+    stages: Mapping[str, Restorable] = MappingProxyType({})
 
     @property
     def restorable(self) -> dict[str, Restorable]:
@@ -138,12 +158,11 @@ class FramedParts:
             "tenants": tenants,
             "failed_steps": tenants.failed_steps,
             "preparations": tenants.preparations,
-            "swapping": state.swapping,
             "order": self.scheduler.admission.cached_order,
             "preemptor": self.scheduler.preemptor,
             "recovery": self.recovery,
             "policy": self.policy,
-            **{f"stage {number}": stage for number, stage in enumerate(self.stages)},
+            **self.stages,
         }
 
     def take(self, lives: Sequence[RecordedLife]) -> KeyFrame:
@@ -156,7 +175,7 @@ class FramedParts:
         obstacles = []
         if policy.num_quarantined or any(part.eviction.num_quarantined for part in partitions):
             obstacles.append("a policy had been replaced by its fallback before the record begins")
-        if state.compiling:
+        if state.aside:
             obstacles.append("a request waited for its sampler where the record begins")
         return KeyFrame(
             plain={

@@ -2,8 +2,7 @@
 
     Engine.inspect() ▶ EngineSnapshot ─┬─ sequences     SequenceSnapshot by request id
                                        ├─ blocks        BlockSnapshot: device KV blocks
-                                       ├─ host_blocks   HostBlockSnapshot: blocks of swapped-out sequences
-                                       └─ transfers     TransferSnapshot: KV loads in flight and pinned blocks
+                                       └─ stages        what each stage shows of itself, by name
 
 Taking one costs O(sequences + blocks); no step takes one.
 """
@@ -11,23 +10,19 @@ Taking one costs O(sequences + blocks); no step takes one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 import attrs
 
+from trencadis.engine.cache.block_manager import BlockSnapshot
+from trencadis.engine.sequences import Sequence
+from trencadis.engine.stage import Stage
+from trencadis.engine.state import EngineState
 from trencadis.records import Request
 
-if TYPE_CHECKING:
-    from trencadis.engine.sequences import Sequence
-    from trencadis.engine.state import EngineState
-
 __all__ = [
-    "BlockSnapshot",
     "EngineSnapshot",
-    "HostBlockSnapshot",
-    "LoadSnapshot",
     "SequenceSnapshot",
-    "TransferSnapshot",
     "take_snapshot",
 ]
 
@@ -39,7 +34,7 @@ class SequenceSnapshot:
     Attributes:
         request: The request, completed by its tenant's entry.
         slot: Index of the sequence, for life.
-        state: ``compiling``, ``waiting``, ``waiting_for_remote_kv`` or ``running``.
+        state: ``waiting``, ``running``, or why it stands aside, such as ``loading``.
         row: Device row; -1 unless it runs.
         num_prompt_tokens: Tokens of the prompt.
         num_tokens: Prompt and output tokens, those in flight included.
@@ -47,10 +42,9 @@ class SequenceSnapshot:
         num_computed_tokens: Those whose KV is computed or in flight; 0 unless it runs.
         num_preemptions: How often it was preempted.
         block_table: Device blocks of a running sequence, in order of its tokens.
-        loaded_blocks: Device blocks of a waiting sequence whose KV load has ended, in order of its tokens.
-        host_blocks: Host blocks of a swapped-out sequence, in order of its tokens.
-        num_swapped_tokens: Tokens whose KV is in ``host_blocks``.
-        transfer_id: The KV load that it waits for or runs beside; -1 without one.
+        claimed_blocks: Device blocks that are kept for a waiting sequence, in order of its tokens.
+        num_claimed_tokens: Tokens of a waiting sequence whose KV a stage keeps.
+        is_provisional: It runs with KV that has not come for sure.
     """
 
     request: Request
@@ -63,96 +57,9 @@ class SequenceSnapshot:
     num_computed_tokens: int
     num_preemptions: int
     block_table: tuple[int, ...]
-    loaded_blocks: tuple[int, ...]
-    host_blocks: tuple[int, ...]
-    num_swapped_tokens: int
-    transfer_id: int
-
-
-@attrs.frozen(kw_only=True)
-class BlockSnapshot:
-    """The KV blocks of the device.
-
-    Attributes:
-        num_blocks: All blocks; their ids are 0 to ``num_blocks - 1``.
-        num_used: Blocks that sequences or transfers hold.
-        num_cached: Unreferenced blocks that are kept for reuse.
-        num_free: Unreferenced blocks without content.
-        free: Ids of the free blocks; the last is allocated first.
-        cached: Ids of the cached blocks.
-        ref_counts: References by block id, ``[num_blocks]``.
-        hashes: Hash of the content by block id, for blocks that a prefix look-up finds.
-        previous: Hash of the block before, by hash, for all but first blocks of a prompt.
-    """
-
-    num_blocks: int
-    num_used: int
-    num_cached: int
-    num_free: int
-    free: tuple[int, ...]
-    cached: frozenset[int]
-    ref_counts: tuple[int, ...]
-    hashes: Mapping[int, bytes]
-    previous: Mapping[bytes, bytes]
-
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be allocated now."""
-        return self.num_free + self.num_cached
-
-
-@attrs.frozen(kw_only=True)
-class HostBlockSnapshot:
-    """The KV blocks in host memory.
-
-    Attributes:
-        num_blocks: All blocks; 0 if preempted sequences are recomputed.
-        num_swapped: Sequences that hold some.
-        free: Ids of the free blocks; the last is taken first.
-        copied_in: Ids of blocks that are copied to the device before the next step, and free after it.
-    """
-
-    num_blocks: int
-    num_swapped: int
-    free: tuple[int, ...]
-    copied_in: tuple[int, ...]
-
-
-@attrs.frozen(kw_only=True)
-class LoadSnapshot:
-    """A KV load in flight.
-
-    Attributes:
-        transfer_id: Its id.
-        slot: Of the sequence that waits for it or runs beside it.
-        blocks: Device blocks that the load holds, in order of the sequence's tokens.
-        written: Those of them that the transfer may write to.
-        layerwise: Whether the sequence runs beside the load, which comes layer by layer.
-    """
-
-    transfer_id: int
-    slot: int
-    blocks: tuple[int, ...]
-    written: tuple[int, ...]
-    layerwise: bool
-
-
-@attrs.frozen(kw_only=True)
-class TransferSnapshot:
-    """KV transfers in flight.
-
-    Attributes:
-        loads: Loads, in order of their start; those with a waiting sequence first.
-        pinned: Device blocks that a transfer may use after its sequence left, by transfer id.
-    """
-
-    loads: tuple[LoadSnapshot, ...]
-    pinned: Mapping[int, tuple[int, ...]]
-
-    @property
-    def num_pinned_blocks(self) -> int:
-        """Blocks of ``pinned``."""
-        return sum(map(len, self.pinned.values()))
+    claimed_blocks: tuple[int, ...]
+    num_claimed_tokens: int
+    is_provisional: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -167,11 +74,9 @@ class EngineSnapshot:
         sequences: Live sequences by request id, in order of arrival.
         waiting: Slots of the waiting queue, head first.
         running: Slots in the order in which they started to run.
-        compiling: Slots that wait for their sampler.
-        waiting_for_remote_kv: Slots that wait for a KV load, in order of its start.
+        aside: Slots that stand aside, the first first, and why.
         blocks: Device blocks.
-        host_blocks: Host blocks.
-        transfers: KV transfers.
+        stages: What each stage shows of itself, by name.
         steps_in_flight: Numbers of the steps that were submitted and are not committed, oldest first.
         speculation_fault: Why speculation was switched off; empty if it was not.
     """
@@ -183,11 +88,9 @@ class EngineSnapshot:
     sequences: Mapping[str, SequenceSnapshot]
     waiting: tuple[int, ...]
     running: tuple[int, ...]
-    compiling: frozenset[int]
-    waiting_for_remote_kv: tuple[int, ...]
+    aside: Mapping[int, str]
     blocks: BlockSnapshot
-    host_blocks: HostBlockSnapshot
-    transfers: TransferSnapshot
+    stages: Mapping[str, Any]
     steps_in_flight: tuple[int, ...]
     speculation_fault: str
 
@@ -197,15 +100,18 @@ class EngineSnapshot:
         return {sequence.slot: sequence for sequence in self.sequences.values()}
 
 
-def take_snapshot(state: EngineState, *, steps_in_flight: Iterable[int], speculation_fault: str) -> EngineSnapshot:
+def take_snapshot(
+    state: EngineState, *, steps_in_flight: Iterable[int], stages: Iterable[Stage], speculation_fault: str
+) -> EngineSnapshot:
     """Copy the state of an engine.
 
     Args:
-        state: Of the engine; not changed.
+        state: The engine's state; not changed.
         steps_in_flight: Numbers of the steps that were submitted and are not committed.
+        stages: The engine's stages.
         speculation_fault: Why speculation was switched off; empty if it was not.
     """
-    transfers = state.transfers.inspect()
+    shown = {stage.name: stage.inspect() for stage in stages}
     return EngineSnapshot(
         block_size=state.block_size,
         max_model_len=state.max_model_len,
@@ -214,27 +120,22 @@ def take_snapshot(state: EngineState, *, steps_in_flight: Iterable[int], specula
         sequences={name: _sequence(state, state.table.sequence(slot)) for name, slot in state.slot_of.items()},
         waiting=tuple(state.waiting.slots.tolist()),
         running=tuple(state.running.tolist()),
-        compiling=frozenset(state.compiling),
-        waiting_for_remote_kv=tuple(load.slot for load in transfers.loads if not load.layerwise),
+        aside={slot: aside.reason for slot, aside in state.aside.items()},
         blocks=state.blocks.inspect(),
-        host_blocks=state.swapping.inspect(),
-        transfers=transfers,
+        stages={name: value for name, value in shown.items() if value is not None},
         steps_in_flight=tuple(steps_in_flight),
         speculation_fault=speculation_fault,
     )
 
 
-_STATES = ("waiting", "waiting_for_remote_kv", "running", "compiling")
-"""By the number of a ``SequenceState``."""
-
-
 def _sequence(state: EngineState, sequence: Sequence) -> SequenceSnapshot:
     table, slot = state.table, sequence.slot
-    loaded, hosted = sequence.loaded_blocks, sequence.host_blocks
+    claim = sequence.claim
+    held = () if claim is None or claim.blocks is None else tuple(claim.blocks.tolist())
     return SequenceSnapshot(
         request=sequence.request,
         slot=slot,
-        state=_STATES[sequence.state],
+        state=state.aside[slot].reason if slot in state.aside else sequence.state.name.lower(),
         row=int(table.row[slot]),
         num_prompt_tokens=int(table.num_prompt_tokens[slot]),
         num_tokens=int(table.num_tokens[slot]),
@@ -242,8 +143,7 @@ def _sequence(state: EngineState, sequence: Sequence) -> SequenceSnapshot:
         num_computed_tokens=int(table.num_computed_tokens[slot]),
         num_preemptions=int(table.num_preemptions[slot]),
         block_table=tuple(state.blocks_of(sequence).tolist()),
-        loaded_blocks=() if loaded is None else tuple(loaded.tolist()),
-        host_blocks=() if hosted is None else tuple(hosted.tolist()),
-        num_swapped_tokens=int(table.num_swapped_tokens[slot]),
-        transfer_id=sequence.transfer_id,
+        claimed_blocks=held,
+        num_claimed_tokens=0 if claim is None else claim.num_tokens,
+        is_provisional=sequence.is_provisional,
     )

@@ -1,4 +1,4 @@
-"""From waiting to running: prefix hits, loads, blocks and a row.
+"""From waiting to running: prefix hits, claims of stages, blocks and a row.
 
 A sequence is admitted only if all its known tokens get a block, so that a prefill once begun never lacks one.
 """
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from trencadis.engine.inspect.decisions import StepNotes, Stop
-from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.guarded import GuardedScheduling
-from trencadis.engine.sequences import Sequence, SlotQueue
+from trencadis.engine.sequences import Claim, Sequence, SlotQueue, When
 from trencadis.engine.state import EngineState
-from trencadis.interfaces import Lookup, SchedulerView
+from trencadis.interfaces import SchedulerView
+from trencadis.interfaces.restorable import Restorable
 from trencadis.records import BoolArray, FloatArray, Int32Array
 
 __all__ = ["Admission", "CachedOrder", "Outcome", "came_before"]
@@ -46,6 +46,7 @@ class Admission:
         has_outcome: There was something to admit since :meth:`begin`.
         max_wait_s: The argument.
         lacks_blocks: Who was to be admitted alone last was not, for want of blocks and nothing else.
+        claims: Called, in order, with a waiting sequence; see ``Stage.claim``.
     """
 
     lacks_blocks: bool = False
@@ -57,7 +58,7 @@ class Admission:
         self._state = state
         self._policy = policy
         self.cached_order = CachedOrder(state.waiting, policy, is_waiting=state.is_waiting)
-        self._is_connected = state.transfers.has_connector
+        self.claims: tuple[Callable[..., Claim | None], ...] = ()
         self.max_wait_s = max_wait_s
         self._partition, self._blocks = 0, state.blocks  # from which rows and blocks are taken
         self._watermark = int(state.blocks.num_blocks * watermark_ratio)
@@ -100,7 +101,7 @@ class Admission:
         state = self._state
         sequence = state.table.sequence(slot)
         rows = max(0, 1 - state.rows.num_free_in(self._partition))
-        if sequence.loaded_blocks is not None:
+        if sequence.claim is not None and sequence.claim.blocks is not None:
             return rows, 0  # it holds its blocks already
         hit = state.local_hit(sequence, self._blocks)
         num_new = -(-len(sequence.tokens) // state.block_size) - len(hit)
@@ -140,7 +141,7 @@ class Admission:
         return np.array(self.admitted, np.int32), np.array(chunks, np.int32)
 
     def admit_alone(self, slot: int, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
-        """Admit one sequence without asking the policy or the KV connector, if it can be admitted; else :attr:`lacks_blocks` says why not."""
+        """Admit one sequence without asking the policy or the stages, if it can be admitted; else :attr:`lacks_blocks` says why not."""
         self.has_outcome, self.lacks_blocks = True, False
         if not self._state.rows.num_free:
             return np.empty(0, np.int32), np.empty(0, np.int32)
@@ -150,21 +151,22 @@ class Admission:
         return np.array(self.admitted, np.int32), np.array(count, np.int32)
 
     def reclaim(self) -> bool:
-        """Take back blocks that sequences hold which do not run: the youngest load first. False if there are none."""
+        """Take back blocks that are kept for sequences which do not run: the youngest first. False if there are none."""
         state = self._state
-        # Who was loaded is at the front of the queue: the others may be a hundred thousand.
+        # Who waited aside is at the front of the queue: the others may be a hundred thousand.
         for slot in state.waiting.slots[: state.waiting.num_front][::-1].tolist():
             sequence = state.table.sequence(slot)
-            if sequence.loaded_blocks is not None:
-                state.drop_loaded(sequence)
+            if sequence.claim is not None and sequence.claim.blocks is not None:
+                state.drop_claim(sequence)
                 return True
-        loading = state.transfers.youngest_load()
-        if loading is None:
-            return False
-        available = state.blocks.num_available
-        state.transfers.cancel(loading, state.blocks, now_s=state.clock.now_s())
-        state.end_remote_kv_wait(loading)
-        return state.blocks.num_available > available
+        for slot in reversed(state.aside):
+            sequence = state.table.sequence(slot)
+            if sequence.claim is not None:
+                available = state.blocks.num_available
+                state.drop_claim(sequence)
+                state.resume(sequence, front=True)
+                return state.blocks.num_available > available
+        return False
 
     def _aged(self, view: SchedulerView, order: Int32Array) -> Int32Array:
         """Move sequences that have waited too long to the front, those that wait longest first."""
@@ -181,28 +183,24 @@ class Admission:
         if num_tokens > table.num_known_tokens[slot]:
             self.notes.skip(slot, "its last token is still in flight")
             return Outcome.SKIPPED
-        num_blocks = -(-num_tokens // state.block_size)
-        found: Lookup | None = None
-        if sequence.loaded_blocks is not None:
-            hit, num_computed = sequence.loaded_blocks.tolist(), sequence.num_loaded_tokens
-        else:
-            hit = state.local_hit(sequence, self._blocks)
-            num_computed = len(hit) * state.block_size
-            if self._is_connected and sequence.host_blocks is None and view is not None:
-                found = self._look_up(sequence, len(hit))
-                if found is not None and (found.pending or self._ends_with(sequence, found)):
-                    return Outcome.SKIPPED
-                num_tokens = int(table.num_tokens[slot])
-                num_blocks = -(-num_tokens // state.block_size)
-            if not self._fits(num_blocks - len(hit), hit):
-                self._put_back(sequence, found)
-                return Outcome.FULL
-            if found is not None:
-                if not state.transfers.goes_by_layer(sequence, found):
-                    self._load(sequence, found, hit, num_blocks)
-                    return Outcome.SKIPPED
-                num_computed = self._num_found(sequence, found) * state.block_size
-            num_computed = max(num_computed, int(table.num_swapped_tokens[slot]))
+        claim = sequence.claim
+        held = claim.blocks if claim is not None else None
+        hit = state.local_hit(sequence, self._blocks) if held is None else held.tolist()
+        if claim is None and view is not None and self.claims:
+            claim = self._ask(sequence, num_found=len(hit))
+            if claim is not None and claim.when in (When.PENDING, When.GONE):
+                return Outcome.SKIPPED
+            num_tokens = int(table.num_tokens[slot])  # a claim may bring one
+        num_new = -(-num_tokens // state.block_size) - len(hit)
+        if num_new and not self._fits(num_new, hit if held is None else []):
+            self._put_back(sequence, claim)
+            return Outcome.FULL
+        if claim is not None and claim.when is When.AFTER_LOAD:
+            self._load(sequence, claim, hit, num_new)
+            return Outcome.SKIPPED
+        num_computed = len(hit) * state.block_size if held is None else 0
+        if claim is not None:
+            num_computed = max(num_computed, claim.num_tokens)
         remaining = num_tokens - num_computed
         self._chunk = (
             min(remaining, token_budget)
@@ -210,45 +208,54 @@ class Admission:
             else self._policy.chunk(view, slot=slot, num_remaining=remaining, token_budget=token_budget)
         )
         if not self._chunk:
-            self._put_back(sequence, found)
+            self._put_back(sequence, claim)
             self.notes.skip(slot, "the policy gave its first part no tokens")
             return Outcome.SKIPPED
-        if not self._take(sequence, hit, num_blocks - len(hit), num_computed, found):
+        if not self._take(sequence, claim, hit, num_new, num_computed):
             self.notes.skip(slot, "its KV load could not be begun")
             return Outcome.SKIPPED
         return Outcome.ADMITTED
 
-    def _take(
-        self, sequence: Sequence, hit: list[int], num_new: int, num_computed: int, found: Lookup | None = None
-    ) -> bool:
-        """Admit a sequence; False if the load could not be begun that it was to run beside.
+    def _take(self, sequence: Sequence, claim: Claim | None, hit: list[int], num_new: int, num_computed: int) -> bool:
+        """Admit a sequence; False if what it claims could not be begun.
 
         Args:
             sequence: It waits.
-            hit: Blocks that hold its beginning: of the local cache, or loaded.
+            claim: KV of its first tokens, or None.
+            hit: Blocks that hold its beginning: of the prefix cache, or those that the claim holds.
             num_new: Blocks that it takes besides.
-            num_computed: First tokens that are in them, or will be when a layer is read.
-            found: What it runs beside, if anything.
+            num_computed: First tokens whose KV is in them, or will be when a layer is read.
         """
-        state = self._state
-        has_all = sequence.loaded_blocks is not None or found is not None
-        if hit and sequence.loaded_blocks is None:
-            state.blocks.acquire(hit, now_s=state.clock.now_s(), salt=sequence.request.cache_salt)
-        sequence.loaded_blocks = None  # its references pass to the block table
-        blocks = np.concatenate([np.array(hit, np.int32), self._blocks.allocate(num_new)])
-        if found is not None:
-            first, last = len(hit), self._num_found(sequence, found)
-            if not state.transfers.run_beside(sequence, found, blocks=blocks[first:last], first=first, state=state):
+        state, num_found = self._state, len(hit)
+        blocks = self._with_new(sequence, hit, num_new, acquires=claim is None or claim.blocks is None)
+        if claim is not None:
+            if not claim.begin(sequence, blocks, num_found=num_found):
                 state.blocks.release(blocks, now_s=state.clock.now_s())
                 return False
-        if sequence.host_blocks is not None:
-            state.swapping.swap_in(sequence, blocks, num_found=len(hit))
-        num_cached = num_computed if has_all else len(hit) * state.block_size
+            sequence.is_provisional = claim.is_provisional
+        counts_all = claim is not None and claim.counts_as_cached
+        num_cached = num_computed if counts_all else num_found * state.block_size
         if sequence.num_cached_tokens < 0:
             self._count_hit(sequence, num_cached)
         state.admit(sequence, blocks=blocks, num_computed=num_computed, num_cached=num_cached)
         self.admitted.append(sequence.slot)
         return True
+
+    def _load(self, sequence: Sequence, claim: Claim, hit: list[int], num_new: int) -> None:
+        """Set a sequence aside until it is loaded. It holds blocks for all its tokens, so that it can run at once then."""
+        state = self._state
+        state.set_aside(sequence, claim.reason, is_queued=False)
+        blocks = self._with_new(sequence, hit, num_new, acquires=True)
+        sequence.claim = claim
+        claim.begin(sequence, blocks, num_found=len(hit))
+
+    def _with_new(self, sequence: Sequence, hit: list[int], num_new: int, *, acquires: bool) -> Int32Array:
+        """Return blocks for all tokens of a sequence: found ones, of which a reference is taken unless they are held, and new ones."""
+        state = self._state
+        if hit and acquires:
+            state.blocks.acquire(hit, now_s=state.clock.now_s(), salt=sequence.request.cache_salt)
+        blocks: Int32Array = np.concatenate([np.array(hit, np.int32), self._blocks.allocate(num_new)])
+        return blocks
 
     def _count_hit(self, sequence: Sequence, num_tokens: int) -> None:
         """Count the prompt of a sequence that runs for the first time, and how much of that was cached before it came.
@@ -262,53 +269,22 @@ class Admission:
         self.num_prompt_tokens += num_prompt
         self.num_cached_tokens += sequence.num_cached_tokens
 
-    def _look_up(self, sequence: Sequence, num_hit: int) -> Lookup | None:
-        """Return what the connector has beyond the local hit, or that it is still looking; None if that is nothing."""
-        if not sequence.block_hashes:
-            return None
-        state = self._state
-        found = state.transfers.lookup(sequence, num_local_tokens=num_hit * state.block_size, now_s=state.clock.now_s())
-        if found.pending:
-            self.num_pending += 1
-            self.notes.skip(sequence.slot, "the KV connector is still looking for its prefix")
-            return found
-        if self._num_found(sequence, found) > num_hit:
-            if found.num_cached_tokens is not None:
-                num_before = (
-                    num_hit * state.block_size if sequence.max_cached_tokens < 0 else sequence.max_cached_tokens
-                )
-                sequence.max_cached_tokens = max(num_before, found.num_cached_tokens)
-            return found
-        self._state.transfers.unused(found)
+    def _ask(self, sequence: Sequence, *, num_found: int) -> Claim | None:
+        """Return what the first stage claims that has something beyond the local hit, or that it does not know yet."""
+        for ask in self.claims:
+            claim = ask(sequence, num_found=num_found)
+            if claim is None:
+                continue
+            if claim.when is When.PENDING:
+                self.num_pending += 1
+                self.notes.skip(sequence.slot, claim.reason)
+            return claim
         return None
 
-    def _ends_with(self, sequence: Sequence, found: Lookup) -> bool:
-        """Give a sequence the first token that was found with its prefix; True if that is its last, so that nothing is loaded."""
-        state, first = self._state, found.first_token
-        if first is None or not state.transfers.first_tokens.take(sequence, first, state):
-            return False
-        state.transfers.unused(found)
-        state.transfers.abandoned(sequence.request)
-        return True
-
-    def _put_back(self, sequence: Sequence, found: Lookup | None) -> None:
-        """Have a sequence looked up again when there is room."""
-        if found is not None:
-            self._state.transfers.unused(found)
-            sequence.looked_up = False
-
-    def _num_found(self, sequence: Sequence, found: Lookup) -> int:
-        return min(found.num_tokens // self._state.block_size, len(sequence.block_hashes))
-
-    def _load(self, sequence: Sequence, found: Lookup, hit: list[int], num_blocks: int) -> None:
-        """Set a sequence aside until it is loaded. It holds blocks for all its tokens, so that it can run at once then."""
-        state, now_s = self._state, self._state.clock.now_s()
-        state.wait_for_remote_kv(sequence)
-        if hit:
-            state.blocks.acquire(hit, now_s=now_s, salt=sequence.request.cache_salt)
-        blocks = np.concatenate([np.array(hit, np.int32), self._blocks.allocate(num_blocks - len(hit))])
-        span = (len(hit), self._num_found(sequence, found))
-        state.transfers.load(sequence, found, blocks=blocks, span=span, clock=state.clock)
+    def _put_back(self, sequence: Sequence, claim: Claim | None) -> None:
+        """Have a sequence's claim asked for again when there is room; one that is kept with the sequence stays."""
+        if claim is not None and claim is not sequence.claim:
+            claim.unused()
 
     def _fits(self, num_new: int, hit: list[int]) -> bool:
         state = self._state

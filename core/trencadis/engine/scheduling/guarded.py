@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trencadis.engine.guard import Fallback, Guarded
-from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.errors import ContractError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces import SchedulingPolicy, SupportsSteadySteps
+from trencadis.interfaces.restorable import Restorable
 from trencadis.records import Request
 
 __all__ = ["GuardedScheduling"]

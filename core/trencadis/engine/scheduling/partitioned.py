@@ -2,8 +2,8 @@
 
 Among the partitions with a free row and enough blocks a sequence takes the one with the fewest blocks, of those in use there and those that
 would have to be computed there for it; of equals the first. So a prefix that is cached in a partition counts as much as so many blocks of load,
-and a prefix that all requests share comes to be in every partition instead of drawing all of them into one. A sequence in host memory
-goes back to where its copy is.
+and a prefix that all requests share comes to be in every partition instead of drawing all of them into one. A sequence for which a stage
+keeps something goes back to where it was.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PartitionedAdmission(Admission):
 
     def ranked(self, sequence: Sequence) -> list[int]:
         """Return the partitions that a waiting sequence may take, the best one first. Pure."""
-        if sequence.host_blocks is not None:
+        if sequence.claim is not None:
             return [sequence.partition]
         hits = [len(self._state.local_hit(sequence, part)) for part in self._parts]
         return sorted(range(len(hits)), key=lambda one: (self._parts[one].num_used - hits[one], one))

@@ -12,12 +12,12 @@ The next chunk of a prompt is, for each stage computes batches in order, and so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from trencadis.engine.inspect.decisions import Decisions, StepNotes, Stop
-from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.admission import Admission
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
@@ -26,6 +26,7 @@ from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import InternalError
 from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.interfaces.restorable import Restorable
 from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Int64Array, Plan, read_only
 
 __all__ = ["Preemptor", "Scheduler"]
@@ -55,6 +56,7 @@ class Scheduler:
         next_step: Number of the next plan.
         notes: What the newest plan decided.
         num_recomputed_tokens: Of the newest plan, those that were computed before a preemption.
+        wants_step: Returns whether a plan without any sequence is useful all the same.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Scheduler:
         self.preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
         self._decisions = decisions or Decisions()
         self.notes = StepNotes()
-        self._is_connected = state.transfers.has_connector
+        self.wants_step: Callable[[], bool] = lambda: False
         self.next_step = 0
         self._preempted: list[int] = []
         self.had_drafts = False
@@ -207,7 +209,6 @@ class Scheduler:
             samples=self._trues[:number],
             admitted=_EMPTY,
             preempted=_EMPTY,
-            connector_message=state.transfers.take_message() if self._is_connected else b"",
             num_tokens=number,
         )
         self._note(plan.slots, plan.starts, plan.num_scheduled)
@@ -284,8 +285,7 @@ class Scheduler:
         if self.admission.reclaim():
             return True
         candidates = self._preemptible()
-        borrowed = state.transfers.num_pinned_blocks
-        if may_fail and candidates.size <= 1 and not borrowed:
+        if may_fail and candidates.size <= 1 and not state.num_kept_blocks:
             for slot in candidates.tolist():
                 error = f"the KV cache of {self._blocks.num_blocks} blocks has no room for this sequence alone"
                 self.failed.append(state.finish(table.sequence(slot), FinishReason.ERROR, error=error))
@@ -329,8 +329,8 @@ class Scheduler:
         """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
         state, table = self._state, self._state.table
         self.notes.alone = slot
-        if table.sequence(slot).state is SequenceState.WAITING_FOR_REMOTE_KV:
-            return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its load is still awaited
+        if table.sequence(slot).state is SequenceState.ASIDE:
+            return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its stage has not resumed it yet
         if table.row[slot] < 0:
             slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
             while (
@@ -355,9 +355,8 @@ class Scheduler:
         self, slots: Int32Array, counts: Int32Array, drafts: Drafts | None, draft_slots: Int32Array
     ) -> Plan | None:
         """Count the scheduled tokens as computed and wrap everything up."""
-        state, table = self._state, self._state.table
-        message = state.transfers.take_message() if self._is_connected else b""
-        if not slots.size and not message and not state.transfers.is_active and not self._preempted:
+        table = self._state.table
+        if not slots.size and not self._preempted and not self.wants_step():
             self._note(slots, slots, counts)
             return None
         starts = table.num_computed_tokens[slots]
@@ -385,7 +384,6 @@ class Scheduler:
             drafts=kept,
             admitted=np.array(self.admission.admitted, np.int32),
             preempted=np.array(self._preempted, np.int32),
-            connector_message=message,
         )
         self._note(slots, plan.starts, counts)
         self.next_step += 1
@@ -397,10 +395,8 @@ class Scheduler:
         notes.step, notes.policy = self.next_step, self._policy.name
         notes.slots, notes.starts, notes.counts = slots, starts, counts
         notes.running, notes.admitted = state.running, self.admission.admitted
-        if self._is_connected:
-            notes.waiting_for_kv = state.transfers.waiting_for_kv
-        if state.compiling:
-            notes.compiling = tuple(state.compiling)
+        if state.aside:
+            notes.aside = {slot: aside.reason for slot, aside in state.aside.items()}
         if slots.size or state.slot_of or self.failed:  # else it only asks what became of a transfer
             self._decisions.end(notes)
 

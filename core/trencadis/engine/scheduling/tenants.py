@@ -13,9 +13,9 @@ import numpy as np
 
 from trencadis.clock import Clock
 from trencadis.config.schema import DEFAULT_TENANT, TenantConfig
-from trencadis.engine.restorable import Restorable
 from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import InvalidRequestError
+from trencadis.interfaces.restorable import Restorable
 from trencadis.records import Request, evolve_unchecked
 
 __all__ = ["FailureCosts", "Tenants"]

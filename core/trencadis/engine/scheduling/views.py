@@ -51,8 +51,7 @@ class ViewMaker:
             waiting=state.waiting.slots,
             num_free_rows=state.rows.num_free,
             num_free_blocks=state.blocks.num_available,
-            num_swapped=state.swapping.num_swapped,
-            num_free_host_blocks=state.swapping.num_free,
+            **state.shown,
         )
         return view
 

@@ -147,7 +147,7 @@ def test_a_suspect_is_not_ended_by_a_first_token_from_elsewhere_while_it_is_to_r
     engine.add(request("a", prompts["a"], 1))
     fails.is_due = True
     engine.step()
-    engine._state.transfers._max_waiting_loads = 2  # as when c's load has come by now
+    engine.stage("transfer").transfers._max_waiting_loads = 2  # as when c's load has come by now
     assert all_end_well(drain(engine), prompts, 1)
     assert not fails.is_due
 
@@ -172,7 +172,7 @@ def test_copies_that_fail_are_not_the_fault_of_who_is_left(overlap: bool) -> Non
         engine.add(request(name, prompt))
     assert all_end_well(drain(engine), prompts, 20)
     assert not due
-    assert engine._state.swapping.num_free == engine._state.swapping.num_host_blocks
+    assert engine.stage("swap").num_free == engine.stage("swap").num_host_blocks
 
 
 # ------------------------------------------------------------------------------------- the same tenant, again and again

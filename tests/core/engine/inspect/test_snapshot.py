@@ -43,12 +43,12 @@ def test_a_snapshot_shows_loads() -> None:
     engine.add(request("a"))
     drain(engine)
     engine.add(request("b"))
-    while not engine.inspect().waiting_for_remote_kv:
+    while not engine.inspect().stages["transfer"].waiting:
         engine.step()
     now = engine.inspect()
-    (load,) = now.transfers.loads
+    (load,) = now.stages["transfer"].loads
     sequence = now.sequences["b"]
-    assert sequence.state == "waiting_for_remote_kv"
-    assert (load.slot, load.transfer_id, load.layerwise) == (sequence.slot, sequence.transfer_id, False)
+    assert sequence.state == "loading"
+    assert (load.slot, load.layerwise) == (sequence.slot, False)
     assert set(load.written) <= set(load.blocks)
     assert load.written

@@ -32,7 +32,6 @@ def plan(*entries, step=0, admitted=(), preempted=(), drafts=()) -> Plan:
         else None,
         admitted=np.array(admitted, np.int32),
         preempted=np.array(preempted, np.int32),
-        connector_message=b"",
     )
 
 

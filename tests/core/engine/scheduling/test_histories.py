@@ -9,18 +9,18 @@ import pytest
 from support.core.engine_machine import EngineMachine
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.hashing import BlockHasher
-from trencadis.engine.cache.swapping import Swapping
 from trencadis.engine.commit.committer import Committer
 from trencadis.engine.engine import Engine
 from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.scheduling.admission import Admission
 from trencadis.engine.scheduling.scheduler import Preemptor, Scheduler
 from trencadis.engine.state import EngineState
-from trencadis.engine.transfer.transfers import Transfers
-from trencadis.engine.transfer.waiting_load import WaitingLoad
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
 from trencadis_plugins.scheduling.fair_share import FairShare
 from trencadis_plugins.scheduling.priority import Priority
+from trencadis_stages.swap.swapping import Swapping
+from trencadis_stages.transfer.transfers import Transfers
+from trencadis_stages.transfer.waiting_load import WaitingLoad
 from trencadis_testing.engines import ServeInOrder
 from trencadis_testing.scheduling_machine import run_histories
 
@@ -241,11 +241,9 @@ def failed_loads_count_as_loaded(monkeypatch) -> None:
 def blocks_of_a_cancelled_load_are_free_at_once(monkeypatch) -> None:
     give_up = Transfers._give_up
 
-    def hasty(self, sequence, blocks, *, now_s):
-        transfer_id = sequence.transfer_id
-        give_up(self, sequence, blocks, now_s=now_s)
-        del self._pinned_until_s[transfer_id]
-        blocks.release(self._pinned.pop(transfer_id), now_s=now_s)
+    def hasty(self, transfer_id):
+        give_up(self, transfer_id)
+        self._free(transfer_id)
 
     monkeypatch.setattr(Transfers, "_give_up", hasty)
 
@@ -253,17 +251,17 @@ def blocks_of_a_cancelled_load_are_free_at_once(monkeypatch) -> None:
 def runs_before_its_blocks_are_loaded(monkeypatch) -> None:
     load = Transfers.load
 
-    def eager(self, sequence, found, **more):
-        load(self, sequence, found, **more)
-        self._hasty.append(found.transfer_id)
+    def eager(self, waiting, found):
+        load(self, waiting, found)
+        self._hasty.append((self, found.transfer_id))
 
     plan = Scheduler.plan
 
     def ends_loads(self, *args, **more):
-        for transfer_id in self._state.transfers._hasty:
-            if transfer_id in self._state.transfers._loads:
-                self._state.transfers._loads.pop(transfer_id).end(self._state)
-        self._state.transfers._hasty.clear()
+        for transfers, transfer_id in Transfers._hasty:
+            if transfer_id in transfers._loads:
+                transfers._loads.pop(transfer_id).end(self._state)
+        Transfers._hasty.clear()
         return plan(self, *args, **more)
 
     monkeypatch.setattr(Transfers, "_hasty", [], raising=False)

@@ -64,7 +64,7 @@ def test_blocks_that_are_held_for_others_are_no_excuse(remote: bool) -> None:
     engine.add(prompt("first"))
     while not engine.step().finished:
         pass
-    assert engine.inspect().transfers.num_pinned_blocks > 0
+    assert engine.inspect().stages["transfer"].num_pinned_blocks > 0
     policy.is_stopped = True
     if remote:
         host.new = [prompt("starved", first=40)]
@@ -100,7 +100,7 @@ def test_who_needs_most_is_not_who_is_longest() -> None:
     engine.add(prompt("held", 36))
     for _ in range(3):
         engine.step()
-    assert engine.inspect().transfers.num_pinned_blocks == 9
+    assert engine.inspect().stages["transfer"].num_pinned_blocks == 9
     engine.add(prompt("first", 17, first=50))
     engine.add(prompt("longest", 37))
     ended = drain(engine)

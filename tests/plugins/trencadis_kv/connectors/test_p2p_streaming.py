@@ -155,7 +155,7 @@ def served(producer: Station, consumer: Station, params: dict[str, Any]) -> Any:
     consumer.step()
     name = consumer.add(PROMPT, max_tokens=12, params=params)
     consumer.step()
-    assert consumer.engine.num_waiting == consumer.engine._state.transfers.layered.num_discarded, (
+    assert consumer.engine.num_waiting == consumer.engine.stage("transfer").transfers.layered.num_discarded, (
         "no sequence waits for remote KV"
     )
 
@@ -221,7 +221,7 @@ def test_fault_in_any_layer_costs_one_attempt_and_nobody_else(fault: str, at: in
             proxy.to_client.set(**{fault: at})
             end = served(producer, consumer, with_port(params, proxy.port))
         assert consumer.num_found(end) == 0
-        assert consumer.engine._state.transfers.layered.num_discarded == 1
+        assert consumer.engine.stage("transfer").transfers.layered.num_discarded == 1
         assert (
             consumer.count("transfer_failures", cause=cause) + consumer.count("transfer_failures", cause="cancelled")
             == 1

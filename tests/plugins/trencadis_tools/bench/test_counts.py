@@ -3,7 +3,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis.engine.inspect.accounting import EngineTotals
+from trencadis.records import EngineTotals
 from trencadis_tools.bench.counts import counted_since
 
 

@@ -228,8 +228,8 @@ def test_a_load_whose_request_is_moved_away_is_given_up_at_once():
     assert (result.records[1].replica, result.num_rebalanced) == (0, 1)
     assert result.records[1].finished_s == pytest.approx(31.0 + LAST_TOKEN_S, abs=1e-9)
     assert result.end_s == 32.0, "when the router is asked for moves for the last time"
-    assert not snapshot.transfers.loads
-    assert not snapshot.transfers.pinned
+    assert not snapshot.stages["transfer"].loads
+    assert not snapshot.stages["transfer"].pinned
 
 
 def test_runs_share_nothing_and_equal_runs_are_equal():

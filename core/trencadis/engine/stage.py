@@ -1,0 +1,317 @@
+"""Stages: what an engine does beside planning, running and committing steps.
+
+A stage is a part of the engine that a configuration can leave out. It acts at moments of a step, keeps its state in itself, and is called
+only at the moments that it defines: what is off is not on the path of a step.
+
+    accept ▶ added ▶ before_step ▶ claim ▶ after_plan ▶ after_build ▶ device ▶ received ▶ after_step ▶ leaving ▶ left
+       └─▶ refused                                                      └───▶ failed
+
+Stages act in one order at every moment. ``StageDefinition.before`` declares it; ``trencadis plugins`` prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import attrs
+
+from trencadis.config import Config
+from trencadis.engine.sequences import Claim, Leaving, Sequence
+from trencadis.engine.state import EngineState
+from trencadis.engine.step import SubmittedStep
+from trencadis.faults import CallMeter
+from trencadis.interfaces import AllocationPlan, Executor, SamplingFingerprint
+from trencadis.records import (
+    Batch,
+    BucketLimits,
+    FinishedSequence,
+    Int32Array,
+    ModelFacts,
+    ParallelLayout,
+    Plan,
+    Request,
+    RowStart,
+    SamplingParams,
+    StepOutput,
+    TokenDeltas,
+)
+
+__all__ = ["EngineParts", "Made", "Makings", "Stage", "Stages"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Made:
+    """A component that was built for an engine.
+
+    Attributes:
+        label: Names it and its distribution in messages.
+        component: What its factory returned.
+        remake: Makes it again in the process of a rank, to which this function can travel: returns another ``Made``, and what measures calls
+            there. None: everything runs in this process.
+    """
+
+    label: str
+    component: Any
+    remake: Callable[[], tuple[Made, Callable[..., CallMeter]]] | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Makings:
+    """What a stage is made of, before the cache is allocated.
+
+    Attributes:
+        config: The whole configuration.
+        model: The loaded model.
+        executor: Runs batches; the model is loaded.
+        layout: Over how many ranks the model is divided.
+        made: Returns the component of a noun, or None if the configuration chooses none.
+        meter: Returns what measures the calls of a component, by its noun and label, and ``thread`` if it is not the engine's.
+        sampling_fingerprint: Tells another engine how tokens are chosen here; None: none is to choose one.
+        can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
+        is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
+        prepare: Begins what the sampler has to do before a request with these parameters, of this tenant's key, can run.
+    """
+
+    config: Config
+    model: ModelFacts
+    executor: Executor
+    layout: ParallelLayout
+    made: Callable[[str], Made | None]
+    meter: Callable[..., CallMeter]
+    sampling_fingerprint: SamplingFingerprint | None = None
+    can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
+    is_portable: Callable[[SamplingParams], bool] = lambda _: True
+    prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class EngineParts:
+    """The parts of an engine that a stage may use, on the engine's thread.
+
+    Attributes:
+        config: The whole configuration.
+        state: Sequences, rows, blocks and queues; a stage changes them by the methods of the state alone.
+        executor: Runs batches; the model is loaded and the cache allocated.
+        model: The loaded model.
+        limits: Sizes of this engine.
+        add: Queues a request as a client's is; returns its slot.
+        abort: Ends a request in any state; returns its sequence, or None if there is none of this id.
+        append: Gives tokens to a sequence that holds no row, int32 ``[n]``; returns it if the last of them ends it.
+        ended: Sequences that ended outside a commit; the next step announces what is appended.
+        obstacle: Notes, in words, what keeps a record of the steps from being replayed exactly.
+        wake: Wakes the engine's loop, from any thread: there is work.
+    """
+
+    config: Config
+    state: EngineState
+    executor: Executor
+    model: ModelFacts
+    limits: BucketLimits
+    add: Callable[[Request], int]
+    abort: Callable[[str], FinishedSequence | None]
+    append: Callable[[Sequence, Int32Array], FinishedSequence | None]
+    ended: list[FinishedSequence]
+    obstacle: Callable[[str], None]
+    wake: Callable[[], None]
+
+
+class Stage:
+    """A part of the engine that the configuration can leave out; its state lives in it.
+
+    A stage defines the moments that it needs; the others cost nothing. All are called on the engine's thread.
+
+    Attributes:
+        name: The name of its definition; set before it is bound.
+        accepts_last: ``accept`` is called after the scheduling policy has accepted the request: for what costs something.
+        answers: Answers to questions of operators, such as ``explain``, by question; each takes a table of arguments and returns a table.
+        takes: Kinds of requests other than ``Request`` that it serves, and what queues one.
+    """
+
+    name = ""
+    accepts_last = False
+    answers: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
+    takes: Mapping[type, Callable[[Any], None]] = {}
+
+    def allocate(self, plan: AllocationPlan) -> AllocationPlan:
+        """Return what is to be allocated; called once, before the executor is asked for it."""
+        return plan
+
+    def bind(self, engine: EngineParts) -> None:
+        """Take the parts of the engine; called once, when the cache is allocated and before the first request."""
+
+    # ------------------------------------------------------------------------------------------------- moments
+
+    def accept(self, request: Request) -> Request:
+        """Return a new request, completed; it is not queued yet.
+
+        Raises:
+            RequestError: It is refused; no other request suffers.
+        """
+        return request
+
+    def refused(self, request: Request) -> None:
+        """Called when a request was refused, by a stage, by the scheduling policy or because it makes no sense."""
+
+    def added(self, sequence: Sequence) -> str:
+        """Called when a request has become a sequence; returns why it cannot run yet, such as ``compiling``, or an empty string.
+
+        One that cannot is set aside until the stage calls ``EngineState.resume``.
+        """
+        return ""
+
+    def before_step(self) -> None:
+        """Called at the start of each step, before anything is planned."""
+
+    def claim(self, sequence: Sequence, *, num_found: int) -> Claim | None:
+        """Return where KV of a waiting sequence is beyond what the prefix cache has, or why it must wait; None: this stage has none.
+
+        Args:
+            sequence: It waits, and there may be room for it.
+            num_found: Leading blocks that the prefix cache holds.
+        """
+        return None
+
+    def after_plan(self, step: SubmittedStep | None) -> None:
+        """Called when a plan is made, before its batch is built; None: the attempt came to nothing."""
+
+    def after_build(self, step: SubmittedStep, batch: Batch) -> Batch | None:
+        """Called when the batch is built, before it is submitted; returns another batch in its place, or None.
+
+        An exception fails the step without submitting it.
+        """
+
+    def received(self, step: SubmittedStep, output: StepOutput) -> None:
+        """Called with the output of each step, before its tokens are committed, or dropped because an older step failed."""
+
+    def after_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
+        """Return the new tokens of all sequences; called at the end of each step, before they are counted.
+
+        Args:
+            step: The step that was committed; None: none was.
+            output: Its output.
+            deltas: New tokens and finished sequences, as stages before this one left them.
+        """
+        return deltas
+
+    def leaving(self, sequence: Sequence, leaving: Leaving) -> Claim | None:
+        """Called when a sequence is preempted or ends, in whatever state, before it gives up what it holds.
+
+        Args:
+            sequence: In the state that it leaves.
+            leaving: Why it leaves, and its blocks; the stage may keep blocks, and add parameters for another engine.
+
+        Returns:
+            A claim to what a preempted sequence has computed; None: it will be computed again.
+        """
+        return None
+
+    def left(self, finished: FinishedSequence) -> None:
+        """Called once for each sequence that left the engine, when its end is announced."""
+
+    def failed(self, plans: Iterable[Plan], error: Exception) -> None:
+        """Called when steps failed, before their sequences are computed anew.
+
+        Args:
+            plans: The failed one first, then those submitted after it, which are dropped. Empty: ranks were lost outside a step.
+            error: A ``RanksLostError``: no KV block holds anything any more.
+        """
+
+    # ------------------------------------------------------------------------------------------------- questions
+
+    wants_step = False
+    """Whether a step is useful although no sequence could run."""
+
+    has_orders = False
+    """Whether the executor's side has to be told something that no step has carried yet; the engine takes a last step for it."""
+
+    def wants_empty_plan(self) -> bool:
+        """Return whether a plan without any sequence is to be run; asked when there is one."""
+        return False
+
+    awaits = False
+    """Whether something from outside is awaited: with nothing else to do, stepping at once would be busy waiting."""
+
+    def inspect(self) -> Any:
+        """Return a copy of the stage's state for tests and debuggers; None: there is nothing to show."""
+        return None
+
+    def metrics(self) -> Mapping[str, str]:
+        """Return metrics in Prometheus' text format, by who is named if they cannot be shown."""
+        return {}
+
+    def close(self) -> None:
+        """Free everything; called once, after the last step."""
+
+
+_CALLED = (
+    "refused",
+    "added",
+    "before_step",
+    "claim",
+    "after_plan",
+    "after_build",
+    "received",
+    "after_step",
+    "leaving",
+    "left",
+    "failed",
+    "wants_empty_plan",
+)
+
+
+class Stages:
+    """The moments of an engine's stages, each in the order of the stages.
+
+    Args:
+        stages: Those that the configuration asks for, in order.
+
+    Attributes:
+        all: The stages.
+        wants_empty_plan: The question of that name.
+    """
+
+    accept: tuple[Callable[[Request], Request], ...]
+    accept_last: tuple[Callable[[Request], Request], ...]
+    refused: tuple[Callable[[Request], None], ...]
+    added: tuple[Callable[[Sequence], str], ...]
+    before_step: tuple[Callable[[], None], ...]
+    claim: tuple[Callable[..., Claim | None], ...]
+    after_plan: tuple[Callable[[SubmittedStep | None], None], ...]
+    after_build: tuple[Callable[[SubmittedStep, Batch], Batch | None], ...]
+    received: tuple[Callable[[SubmittedStep, StepOutput], None], ...]
+    after_step: tuple[Callable[[SubmittedStep | None, StepOutput | None, TokenDeltas], TokenDeltas], ...]
+    leaving: tuple[Callable[[Sequence, Leaving], Claim | None], ...]
+    left: tuple[Callable[[FinishedSequence], None], ...]
+    failed: tuple[Callable[[Iterable[Plan], Exception], None], ...]
+    wants_empty_plan: tuple[Callable[[], bool], ...]
+
+    def __init__(self, stages: Iterable[Stage] = ()) -> None:
+        self.all = tuple(stages)
+        for moment in _CALLED:
+            setattr(self, moment, tuple([getattr(stage, moment) for stage in self._defining(moment)]))
+        accepting = self._defining("accept")
+        self.accept = tuple([stage.accept for stage in accepting if not stage.accepts_last])
+        self.accept_last = tuple([stage.accept for stage in accepting if stage.accepts_last])
+        self._wanting, self._awaiting = self._defining("wants_step"), self._defining("awaits")
+        self._ordering = self._defining("has_orders")
+
+    def _defining(self, name: str) -> tuple[Stage, ...]:
+        """Return the stages whose class defines an attribute of its own. Pure."""
+        return tuple([stage for stage in self.all if getattr(type(stage), name) is not getattr(Stage, name)])
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether a step is useful although no sequence could run."""
+        return any(stage.wants_step for stage in self._wanting) or self.has_orders
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether the executor's side of a stage has to be told something."""
+        return any(stage.has_orders for stage in self._ordering)
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a stage awaits something from outside."""
+        return any(stage.awaits for stage in self._awaiting)

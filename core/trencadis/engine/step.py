@@ -1,0 +1,77 @@
+"""One step from its plan to its commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trencadis.errors import InternalError
+from trencadis.interfaces import PendingStep
+from trencadis.records import Pass, Plan, StepOutput
+
+__all__ = ["NO_PASSES", "PassCounts", "SubmittedStep"]
+
+
+@attrs.define(kw_only=True)
+class PassCounts:
+    """How the passes of one plan found their buckets; see ``StepStats``.
+
+    Attributes:
+        compiles: A bucket is used for the first time and was not prepared: the device may compile it, which may take minutes.
+    """
+
+    num_hits: int = 0
+    num_fallbacks: int = 0
+    num_substituted: int = 0
+    num_unprepared: int = 0
+    compiles: bool = False
+
+
+NO_PASSES = PassCounts()
+
+
+class _NotSubmitted(PendingStep):
+    """The pending step of a plan that was not submitted yet."""
+
+    def wait(self) -> StepOutput:
+        """Raise: there is nothing to wait for."""
+        raise InternalError("a step is awaited that was not submitted")
+
+
+NOT_SUBMITTED = _NotSubmitted()
+
+
+@attrs.define(kw_only=True, eq=False)
+class SubmittedStep:
+    """One step from its plan to its commit, with the counts of its planning.
+
+    Attributes:
+        plan: Who runs how many tokens.
+        pending: Its output, to be waited for.
+        passes: Forwards of its batch.
+        start_s: Engine clock when its planning began.
+        plan_s: Seconds to plan, build and submit it.
+        num_prompt_tokens_admitted: Prompt tokens of the sequences that its plan admitted.
+        num_prompt_tokens_cached: Those of them that were cached.
+        num_recomputed_tokens: Its tokens that had been computed before a preemption.
+        pass_counts: How its passes got their buckets.
+        policy: Name of the scheduling policy that decided it.
+        num_quarantined: Scheduling policies that a fallback replaced, total since the start.
+        num_brought: Tokens that sequences were given while it was planned, which no step computes.
+        stats: Further fields of ``StepStats``, and of ``EngineTotals`` by the same name, from stages; numbers.
+    """
+
+    plan: Plan
+    pending: PendingStep = NOT_SUBMITTED
+    passes: tuple[Pass, ...] = ()
+    start_s: float = 0.0
+    plan_s: float = 0.0
+    num_prompt_tokens_admitted: int = 0
+    num_prompt_tokens_cached: int = 0
+    num_recomputed_tokens: int = 0
+    pass_counts: PassCounts = NO_PASSES
+    policy: str = ""
+    num_quarantined: int = 0
+    num_brought: int = 0
+    stats: dict[str, Any] = attrs.field(factory=dict)

@@ -1,1 +1,0 @@
-"""KV transfers of a connector: loads, saves, remote prefills and first tokens."""

@@ -1,0 +1,67 @@
+"""What the engine does beside planning, running and committing steps: a folder for each stage.
+
+They come in through the door that every plugin uses, the hook ``trencadis_stages``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import StageDefinition
+
+__all__ = ["trencadis_stages"]
+
+
+def _make_swapping(makings: Any) -> Any:
+    from trencadis_stages.swap.swapping import Swapping
+
+    return Swapping(makings)
+
+
+def _make_defragmenting(makings: Any) -> Any:
+    from trencadis_stages.defragmenter.defragmenter import make_defragmenting
+
+    return make_defragmenting(makings)
+
+
+def _make_preparation(makings: Any) -> Any:
+    from trencadis_stages.preparation.preparation import Preparation
+
+    return Preparation(makings)
+
+
+def _make_transfer(makings: Any) -> Any:
+    from trencadis_stages.transfer.transfer import make_transfer
+
+    return make_transfer(makings)
+
+
+@hookimpl
+def trencadis_stages() -> Iterable[StageDefinition]:
+    """Yield the built-in stages."""
+    yield StageDefinition(
+        name="swap",
+        make=_make_swapping,
+        summary="Keeps the KV of preempted sequences in host memory.",
+        when=lambda config: config.engine.preemption == "swap",
+        before=frozenset({"defragmenter", "transfer"}),
+    )
+    yield StageDefinition(
+        name="defragmenter",
+        make=_make_defragmenting,
+        summary="Moves KV blocks to low ids, for backends that read them by range.",
+        when=lambda config: config.defragmenter.enabled != "off",
+        before=frozenset({"transfer"}),
+    )
+    yield StageDefinition(
+        name="transfer",
+        make=_make_transfer,
+        summary="Looks up, loads and saves KV by the KV connector.",
+    )
+    yield StageDefinition(
+        name="preparation",
+        make=_make_preparation,
+        summary="Lets a request wait for its sampler, such as for a grammar.",
+    )

@@ -1,0 +1,1 @@
+"""Blocks at low ids."""

@@ -1,0 +1,1 @@
+"""What a sampler prepares before a request can run, such as a grammar."""

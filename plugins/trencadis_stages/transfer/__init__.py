@@ -1,0 +1,1 @@
+"""KV transfers with a KV connector."""
