@@ -82,6 +82,15 @@ def _listing(registry: Registry, plan: ResolvedPlan | None, rows: Sequence[Compo
             for name, noun in registry.nouns.items()
         },
         "components": [{**attrs.asdict(row), "active": row.role == "active"} for row in rows],
+        "stages": [
+            {
+                "name": one.definition.name,
+                "summary": one.definition.summary,
+                "before": sorted(one.definition.before),
+                **attrs.asdict(one.provenance),
+            }
+            for one in registry.stages
+        ],
         "logits_processors": [attrs.asdict(row) for row in processors_of(plan)],
         "broken": [{**attrs.asdict(item.provenance), "error": str(item.error)} for item in registry.broken.values()],
         "contested": [
@@ -105,6 +114,8 @@ def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | No
         ]
         if empty:
             print_text(f"no component installed: {', '.join(empty)}", indent="  ")
+    if not args.noun:
+        _print_stages(registry, wide=args.wide)
     if args.wide:
         _print_contracts([one for name, one in registry.nouns.items() if args.noun in ("", name)])
     for one in processors_of(plan) if args.noun in ("", "sampling") else ():
@@ -118,6 +129,18 @@ def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | No
     for (noun, _), error in registry.contested.items():
         if args.noun in ("", noun):
             print_text(f"contested: {error}", indent="  ")
+
+
+def _print_stages(registry: Registry, *, wide: bool) -> None:
+    """Print the stages in the order in which an engine calls them."""
+    print_text("stages of an engine, in the order in which they act:", indent="  ")
+    headings = ["stage", "before", "distribution", "summary"] if wide else ["stage", "summary"]
+    rows = []
+    for one in registry.stages:
+        definition = one.definition
+        origin = [", ".join(sorted(definition.before)), one.provenance.distribution or "(in code)"] if wide else []
+        rows.append([definition.name, *origin, definition.summary])
+    print_table(headings, rows)
 
 
 def _print_contracts(nouns: Sequence[Noun]) -> None:

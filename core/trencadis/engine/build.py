@@ -354,7 +354,7 @@ class _Builder:
             kept_observers=self._built_in_observers(),
             speculation=self._speculation(),
             made={noun: self._made_of(noun) for noun in ("kv_connector",) if noun in choices},
-            stages=self._registry.stages,
+            stages=self._stages(),
             shadow=None if shadow is None else (str(shadow.component), self.make(shadow)),
             switch=SchedulingSwitch(self._registry, SchedulingInForce.at_start(config, self._plan), self._make_by),
             plan_hash=self._plan.plan_hash,
@@ -411,6 +411,24 @@ class _Builder:
     def _acceptance_in_rank(self) -> AcceptanceRule:
         """Return the acceptance rule again, in a process of a rank, where a builder of the same configuration is called."""
         return GuardedAcceptance(*self._guarded("acceptance"))
+
+    def _stages(self) -> tuple[RegisteredStage, ...]:
+        """Return the stages of all plugins, in order.
+
+        Raises:
+            PluginError: A built-in one is not among them that the configuration asks for: it would be left out silently.
+        """
+        stages = self._registry.stages
+        needed = {"swap": self._config.engine.preemption == "swap", "transfer": "kv_connector" in self._plan.choices}
+        is_blocked = any(name.rpartition(":")[2] == "stages" for name in self._config.plugins.blocked)
+        missing = {name for name, is_needed in needed.items() if is_needed} - {one.definition.name for one in stages}
+        if is_blocked or missing:
+            raise PluginError(
+                f"the built-in stages are missing{': ' if missing else ''}{', '.join(sorted(missing))}: an engine would leave out what the "
+                "configuration asks for.",
+                hint='Take the plugin "stages" out of [plugins] blocked, or install trencadis again.',
+            )
+        return stages
 
     def _made_of(self, noun: str) -> Made:
         """Build the component that serves a noun."""

@@ -17,6 +17,7 @@ from trencadis.errors import (
     ConfigValueError,
     ContractError,
     InvalidRequestError,
+    PluginError,
     PluginLoadError,
     PromptTooLongError,
 )
@@ -44,6 +45,16 @@ def test_an_encoder_gets_an_engine_that_only_embeds(fake_house) -> None:
     assert engine.max_model_len == 256
     assert engine.plan_hash
     engine.close()
+
+
+def test_what_is_asked_of_a_stage_that_is_not_there_is_not_left_out(fake_house) -> None:
+    config, registry = fake_house()
+    swaps = attrs.evolve(config, engine=attrs.evolve(config.engine, preemption="swap"))
+    with pytest.raises(PluginError, match="the built-in stages are missing: swap"):
+        build_engine(swaps, registry=registry)
+    blocks = attrs.evolve(config, plugins=attrs.evolve(config.plugins, blocked=("trencadis:stages",)))
+    with pytest.raises(PluginError, match="the built-in stages are missing: an engine would leave out"):
+        build_engine(blocks, registry=registry)
 
 
 def test_a_shorter_limit_holds_for_texts_too(fake_house) -> None:
