@@ -70,28 +70,27 @@ FEATURES: Mapping[str, Feature] = {
     "KV transfer": Feature(
         r"transfers?\b|connector|first_tokens?\b|FirstToken|remote_prefill|remote_kv|layered|layerwise|[Ll]ookup"
         r"|loaded_blocks|num_loaded|handover",
-        ("transfer/",),
     ),
-    "swap": Feature(r"swap|host_block|hosted", ("cache/swapping.py",)),
+    "swap": Feature(r"swap|host_block|hosted"),
     "partitions, pipeline": Feature(
         r"partition|pipelin|attention_ranks|may_run",
         ("cache/partitions.py", "scheduling/partitioned.py", "scheduling/pipelined.py"),
     ),
     "flight recorder, restore": Feature(
         r"recorder|flight_|flight record|key_frame|[Ff]ramed|\brestored?\b",
-        ("inspect/flight_", "inspect/key_frame.py", "inspect/trailing_blocks.py", "restorable.py"),
+        ("inspect/flight_", "inspect/key_frame.py", "inspect/trailing_blocks.py"),
     ),
     "steady steps": Feature(r"steady|OpenStep|num_steps|_open\b|_opened|opens_steps|went_on|goes_on"),
     "LoRA places": Feature(r"adapter|lora", ("scheduling/adapters.py",)),
     "shadow, switch, explain": Feature(
         r"shadow|[Ss]witch(?!_off|es_off)|explain|decisions?\b|\bnotes\b|StepNotes",
-        ("scheduling/shadow.py", "scheduling/switch.py", "inspect/explain.py", "inspect/decisions.py"),
+        ("scheduling/shadow.py", "scheduling/switch.py"),
     ),
     "tenants": Feature(r"tenant", ("scheduling/tenants.py",)),
     "preparation, embedding, deferred warm-up": Feature(
-        r"preparation|compiling|[Ee]mbed|background|deferred|behind_step", ("preparations.py", "embedding.py")
+        r"preparation|compiling|[Ee]mbed|background|deferred|behind_step", ("embedding.py",)
     ),
-    "defragmenter": Feature(r"[Dd]efrag", ("cache/defragmenter.py",)),
+    "defragmenter": Feature(r"[Dd]efrag"),
 }
 """Features of the engine."""
 

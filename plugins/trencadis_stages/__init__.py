@@ -32,6 +32,12 @@ def _make_preparation(makings: Any) -> Any:
     return Preparation(makings)
 
 
+def _make_explaining(makings: Any) -> Any:
+    from trencadis_stages.explain.stage import make_explaining
+
+    return make_explaining(makings)
+
+
 def _make_transfer(makings: Any) -> Any:
     from trencadis_stages.transfer.transfer import make_transfer
 
@@ -64,4 +70,9 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         name="preparation",
         make=_make_preparation,
         summary="Lets a request wait for its sampler, such as for a grammar.",
+    )
+    yield StageDefinition(
+        name="explain",
+        make=_make_explaining,
+        summary="Records why the last steps were planned as they were.",
     )

@@ -35,7 +35,6 @@ from trencadis.engine.engine import Engine
 from trencadis.engine.guard import Fallback, Guarded
 from trencadis.engine.guarded_sampling import GuardedAcceptance, GuardedSampler
 from trencadis.engine.inspect.administration import Administration
-from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
@@ -776,20 +775,19 @@ def compose_engine(
     passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
     drafting = _drafting(parts, state, passes, limits, meters)
     policy = _policy(config, parts, state, meters)
-    decisions = Decisions(config.engine.explain_steps)
-    administration = _administration(config, parts, state, policy, decisions)
+    administration = _administration(config, parts, state, policy)
     depth = _depth(config, has_drafter=drafter is not None)
     return kind(
         state=state,
         policy=policy,
-        scheduler=_scheduler(config, state, policy, decisions),
+        scheduler=_scheduler(config, state, policy),
         builder=BatchBuilder(state, passes, brings_tokens=config.parallel.pipeline > 1),
         executor=executor,
         observers=_watched(config, parts, clock),
         drafting=drafting,
         config=config,
         limits=limits,
-        stages=(*stages, *([decisions] if config.engine.explain_steps else ())),
+        stages=stages,
         embeddings=EmbeddingQueue(
             executor,
             parts.model,
@@ -906,7 +904,7 @@ def _depth(config: Config, *, has_drafter: bool) -> int:
     return 1 if has_drafter else 2
 
 
-def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions) -> Scheduler:
+def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling) -> Scheduler:
     kind = Scheduler if _layout(config).num_partitions == 1 else PartitionedScheduler
     return kind(
         state,
@@ -914,7 +912,6 @@ def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, de
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         max_preemptions=config.engine.max_preemptions,
         max_wait_s=config.engine.max_wait_s,
-        decisions=decisions,
     )
 
 
@@ -1037,13 +1034,10 @@ def _allocation(config: Config, limits: BucketLimits, parts: Parts, stages: Sequ
     return plan
 
 
-def _administration(
-    config: Config, parts: Parts, state: EngineState, policy: GuardedScheduling, decisions: Decisions
-) -> Administration:
+def _administration(config: Config, parts: Parts, state: EngineState, policy: GuardedScheduling) -> Administration:
     return Administration(
         state,
         policy,
-        decisions,
         switch=parts.switch,
         plan_hash=parts.plan_hash,
     )

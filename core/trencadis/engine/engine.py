@@ -31,7 +31,6 @@ from trencadis.engine.commit.recovery import Recovery, restart_ranks
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.inspect.accounting import Accounting
 from trencadis.engine.inspect.administration import Administration
-from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.flight_recorder import COMMIT, FAILURE, FlightRecorder
 from trencadis.engine.inspect.key_frame import FramedParts
 from trencadis.engine.inspect.metrics_page import MetricsPage
@@ -139,8 +138,7 @@ class Engine:
         self._drafting = drafting
         self._embeddings = embeddings
         self._background = self._deferred_warm_up = background
-        self._administration = administration or Administration(state, policy, Decisions())
-        self._decisions = self._administration.decisions
+        self._administration = administration or Administration(state, policy)
         self._recovery = Recovery(state)
         self._validator = RequestValidator(state, policy, embeddings, model, check_params, is_portable)
         self._depth = depth
@@ -187,6 +185,7 @@ class Engine:
             ended=self._ended,
             obstacle=lambda words: None if self._recorder is None else self._recorder.obstacle(words),
             wake=self._wake_owner,
+            notes=lambda: scheduler.notes,
         )
         for stage in stages:
             stage.bind(parts)

@@ -20,7 +20,7 @@ import attrs
 from trencadis.config import Config
 from trencadis.engine.sequences import Claim, Leaving, Sequence
 from trencadis.engine.state import EngineState
-from trencadis.engine.step import SubmittedStep
+from trencadis.engine.step import StepNotes, SubmittedStep
 from trencadis.faults import CallMeter
 from trencadis.interfaces import AllocationPlan, Executor, SamplingFingerprint
 from trencadis.records import (
@@ -102,6 +102,7 @@ class EngineParts:
         ended: Sequences that ended outside a commit; the next step announces what is appended.
         obstacle: Notes, in words, what keeps a record of the steps from being replayed exactly.
         wake: Wakes the engine's loop, from any thread: there is work.
+        notes: Returns what the newest plan decided, and why; see ``StepNotes``.
     """
 
     config: Config
@@ -115,6 +116,7 @@ class EngineParts:
     ended: list[FinishedSequence]
     obstacle: Callable[[str], None]
     wake: Callable[[], None]
+    notes: Callable[[], StepNotes]
 
 
 class Stage:

@@ -44,8 +44,7 @@ def request(name: str = "a") -> Request:
 @pytest.mark.parametrize("num_steps", [0, 8])
 def test_what_is_off_is_not_on_the_path_of_a_step(num_steps: int) -> None:
     stages = make_engine(explain_steps=num_steps)._stages
-    assert stages.after_plan == ()
-    assert len(stages.after_build) == len(stages.left) == bool(num_steps)
+    assert len(stages.after_plan) == len(stages.after_build) == len(stages.left) == bool(num_steps)
 
 
 def test_an_engine_calls_its_stages_in_their_order() -> None:

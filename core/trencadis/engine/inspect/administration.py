@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trencadis.engine.inspect.decisions import Decisions
-from trencadis.engine.inspect.explain import explain_request
 from trencadis.engine.inspect.off import off_table
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.shadow import Shadow
@@ -32,24 +30,18 @@ class Administration:
     Args:
         state: The engine's state, read only.
         policy: The guarded scheduling policy.
-        decisions: The step record.
         switch: Builds other policies; None: scheduling cannot be changed.
-        plan_hash: Of the plan the engine was built by.
-
-    Attributes:
-        decisions: As given.
+        plan_hash: Hash of the plan that the engine was built by.
     """
 
     def __init__(
         self,
         state: EngineState,
         policy: GuardedScheduling,
-        decisions: Decisions,
         *,
         switch: SchedulingSwitch | None = None,
         plan_hash: str = "",
     ) -> None:
-        self.decisions = decisions
         self._state = state
         self._policy = policy
         self._switch = switch
@@ -58,7 +50,6 @@ class Administration:
             "scheduling": self._scheduling,
             "set_scheduling": self._set_scheduling,
             "switched_off": lambda _: off_table(),
-            "explain": self._explain,
         }
 
     @property
@@ -70,9 +61,9 @@ class Administration:
         """Return the answer to a question.
 
         Args:
-            question: ``scheduling``, ``switched_off``, ``set_scheduling`` or ``explain``.
-            arguments: None; none; ``table``, the change, ``source``, who asks, and ``may_import``, whether import paths in it are followed;
-                or ``request_id``.
+            question: ``scheduling``, ``switched_off`` or ``set_scheduling``.
+            arguments: None; none; or ``table``, the change, ``source``, who asks, and ``may_import``, whether import paths in it are
+                followed.
 
         Raises:
             ConfigError: The change cannot be; nothing has changed.
@@ -102,9 +93,6 @@ class Administration:
         except Exception as error:  # a question must not end the engine
             logger.exception("The question %r could not be answered.", question)
             raise InternalError(f"{question} could not be answered: {type(error).__name__}: {error}.") from error
-
-    def _explain(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return explain_request(str(arguments["request_id"]), self.decisions, self._state)
 
     def _scheduling(self, _: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         policy, shadow = self._policy, self._policy.shadow

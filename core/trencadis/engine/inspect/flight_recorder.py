@@ -19,13 +19,13 @@ import attrs
 import msgspec
 import numpy as np
 
-from trencadis.engine.inspect.decisions import StepNotes
 from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.key_frame import KeyFrame, RecordedLife
 from trencadis.engine.inspect.shared_beginnings import shared_beginnings
 from trencadis.engine.inspect.trailing_blocks import TrailingBlocks
 from trencadis.engine.sequences import Sequence as EngineSequence
 from trencadis.engine.state import EngineState
+from trencadis.engine.step import StepNotes
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Plan, Request
 from trencadis.records.flight_record import (
     ComponentCode,

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.engine.inspect.decisions import StepNotes, Stop
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.sequences import Claim, Sequence, SlotQueue, When
 from trencadis.engine.state import EngineState
+from trencadis.engine.step import StepNotes, Stop
 from trencadis.interfaces import SchedulerView
 from trencadis.interfaces.restorable import Restorable
 from trencadis.records import BoolArray, FloatArray, Int32Array

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.engine.inspect.decisions import Decisions, StepNotes, Stop
 from trencadis.engine.scheduling.admission import Admission
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.views import ViewMaker
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
+from trencadis.engine.step import StepNotes, Stop
 from trencadis.errors import InternalError
 from trencadis.interfaces import SchedulerView, TokenSplit
 from trencadis.interfaces.restorable import Restorable
@@ -46,7 +46,6 @@ class Scheduler:
         max_num_batched_tokens: Token budget of a step.
         max_preemptions: Sequences preempted more often are spared while others are left.
         max_wait_s: Sequences that waited longer are admitted first.
-        decisions: Records what was decided, and why; None: nothing is recorded.
 
     Attributes:
         failed: Sequences that ended while the newest plan was made.
@@ -67,7 +66,6 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_preemptions: int,
         max_wait_s: float,
-        decisions: Decisions | None = None,
     ) -> None:
         self._state = state
         self._policy = policy
@@ -78,7 +76,6 @@ class Scheduler:
         self._blocks = state.blocks  # from which decodes get theirs
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
         self.preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
-        self._decisions = decisions or Decisions()
         self.notes = StepNotes()
         self.wants_step: Callable[[], bool] = lambda: False
         self.next_step = 0
@@ -397,8 +394,7 @@ class Scheduler:
         notes.running, notes.admitted = state.running, self.admission.admitted
         if state.aside:
             notes.aside = {slot: aside.reason for slot, aside in state.aside.items()}
-        if slots.size or state.slot_of or self.failed:  # else it only asks what became of a transfer
-            self._decisions.end(notes)
+        notes.is_idle = not (slots.size or state.slot_of or self.failed)
 
     def _drafts_of(
         self, slots: Int32Array, counts: Int32Array, drafts: Drafts, draft_slots: Int32Array

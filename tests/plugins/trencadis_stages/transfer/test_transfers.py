@@ -98,7 +98,7 @@ def test_engine_that_only_holds_blocks_for_others_has_no_need_to_hurry(overlap: 
     assert engine.has_work
     assert not any(seen[:3]), "it computes"
     assert all(seen[12:])
-    assert 0 < engine._decisions._notes[-1].step < 100, (
+    assert 0 < engine.stage("explain")._notes[-1].step < 100, (
         "what it ran in is not pushed out by steps that asked for its blocks"
     )
 

@@ -1,136 +1,24 @@
 """The step record: what the last plans decided, and why, so that it can be explained afterwards.
 
-    StepNotes ◀── scheduler and admission note reasons ── end ▶ ring of the last N steps ▶ explain
-
-A note keeps arrays that the plan made anyway, so that a step pays for a handful of assignments. Nothing here decides anything.
+StepNotes ◀── scheduler and admission note reasons ── after_plan ▶ ring of the last N steps ▶ explain
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator
 
 import attrs
-import numpy as np
 
 from trencadis.engine.sequences import Sequence
 from trencadis.engine.stage import EngineParts, Stage
-from trencadis.engine.step import SubmittedStep
-from trencadis.interfaces import TokenSplit
-from trencadis.records import Batch, Bucket, FinishedSequence, Int32Array, Plan
+from trencadis.engine.step import StepNotes, SubmittedStep
+from trencadis.records import Batch, FinishedSequence, Plan
 
-__all__ = ["Decisions", "RequestLifetime", "Preemption", "StepNotes", "Stop"]
+__all__ = ["Decisions", "RequestLifetime"]
 
-_EMPTY = np.empty(0, np.int32)
-_MAX_RANKS = 4096
-_MAX_SKIPPED = 4096
 _MAX_LIVES = 16384
-
-
-@attrs.frozen
-class Stop:
-    """Where admission stopped.
-
-    Attributes:
-        reason: ``blocks``, ``rows`` or ``tokens``: what ran out.
-        slot: The first that lacked it; -1: none was tried.
-        num_needed: Blocks it takes; 0 if blocks are not the reason.
-        num_free: Blocks that there were.
-    """
-
-    reason: str
-    slot: int = -1
-    num_needed: int = 0
-    num_free: int = 0
-
-
-@attrs.frozen
-class Preemption:
-    """Who lost its blocks.
-
-    Attributes:
-        slot: The victim.
-        for_slot: The waiting sequence that was let in; -1: decodes needed blocks.
-        num_needed: Blocks that decodes needed; 0 if it gave way.
-        num_free: Blocks that there were.
-    """
-
-    slot: int
-    for_slot: int = -1
-    num_needed: int = 0
-    num_free: int = 0
-
-
-class StepNotes:
-    """What one plan decided. Arrays must not be changed after they were noted.
-
-    Attributes:
-        number: Of the note, growing.
-        step: Of the plan.
-        now_s: Engine clock when it was made.
-        num_waiting: Sequences that waited then.
-        num_free_blocks: Blocks that could be had then.
-        policy: Name of the policy.
-        split: What the policy gave decodes and prefills, or None if it was not asked.
-        num_left: Tokens left for admission; -1: none could have been admitted.
-        running: Slots that ran after planning.
-        active: Of those that ran, the ones with a token to compute; None: not looked at.
-        decodes: Of the active ones, those that decode.
-        slots: Who is in the plan.
-        starts: Computed tokens of each before.
-        counts: Tokens of each.
-        admitted: Slots that were admitted.
-        order: Waiting slots in the order of admission, the first 4096; None: the policy was not asked.
-        stop: Where admission stopped, or None.
-        skipped: Why a waiting slot was passed over.
-        preemptions: Who lost its blocks.
-        aside: Slots that stood aside, and why.
-        alone: Slot that runs alone after a failed step, or -1.
-        passes: Bucket of each pass, and which of ``slots`` ran in it.
-        error: Why the step failed; empty: it did not.
-    """
-
-    # Defaults of the class, so that making one costs nothing and a plain step sets only what it has.
-    number = 0
-    step = -1
-    now_s = 0.0
-    num_waiting = 0
-    num_free_blocks = 0
-    policy = ""
-    split: TokenSplit | None = None
-    num_left = -1
-    running: Int32Array = _EMPTY
-    active: Int32Array | None = None
-    decodes: Int32Array = _EMPTY
-    slots: Int32Array = _EMPTY
-    starts: Int32Array = _EMPTY
-    counts: Int32Array = _EMPTY
-    admitted: Collection[int] = ()
-    order: Int32Array | None = None
-    stop: Stop | None = None
-    skipped: dict[int, str] | None = None
-    preemptions: tuple[Preemption, ...] = ()
-    aside: Mapping[int, str] = MappingProxyType({})
-    alone = -1
-    passes: tuple[tuple[Bucket, Int32Array], ...] = ()
-    error = ""
-
-    def skip(self, slot: int, reason: str) -> None:
-        """Note why a waiting sequence was passed over."""
-        if self.skipped is None:
-            self.skipped = {}
-        if len(self.skipped) < _MAX_SKIPPED:
-            self.skipped[slot] = reason
-
-    def rank(self, order: Int32Array) -> None:
-        """Note the order of admission."""
-        self.order = order if len(order) <= _MAX_RANKS else order[:_MAX_RANKS].copy()
-
-    def preempt(self, slot: int, *, for_slot: int = -1, num_needed: int = 0, num_free: int = 0) -> None:
-        """Note who lost its blocks."""
-        self.preemptions += (Preemption(slot, for_slot, num_needed, num_free),)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -140,13 +28,13 @@ class RequestLifetime:
     Attributes:
         request_id: Its id.
         slot: Its slot.
-        num_prompt_tokens: Of the request.
-        arrival_s: Engine clock.
+        num_prompt_tokens: Tokens of its prompt.
+        arrival_s: Engine clock when it came.
         born: Number of the first step record that may show it.
         died: Number of the first step record that cannot; very large while it is in the engine.
         finish_reason: Why it ended; empty before.
         num_output_tokens: What it had then.
-        error: As its end says.
+        error: The error of its end; empty: there was none.
     """
 
     request_id: str
@@ -164,18 +52,21 @@ class Decisions(Stage):
     """Keeps the notes of the last steps and the lives of their requests.
 
     Args:
-        num_steps: How many steps to keep; 0: none, and no lives.
+        num_steps: How many steps to keep, at least 1.
     """
 
-    def __init__(self, num_steps: int = 0) -> None:
+    def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
         self._notes: deque[StepNotes] = deque(maxlen=num_steps)
         self._next = 0
         self._newest: dict[str, RequestLifetime] = {}
         self._ended: deque[RequestLifetime] = deque()
 
-    def end(self, notes: StepNotes) -> None:
+    def after_plan(self, step: SubmittedStep | None) -> None:
         """Keep the notes of a plan; those of one that came to nothing only until the next, which has the same step."""
+        notes = self._newest_notes()
+        if notes.is_idle:
+            return  # it only asks what became of a transfer
         notes.number = self._next
         self._next += 1
         kept = self._notes
@@ -205,8 +96,8 @@ class Decisions(Stage):
     # --------------------------------------------------------------------------------------------------- requests
 
     def bind(self, engine: EngineParts) -> None:
-        """Take the state, read only."""
-        self._state = engine.state
+        """Take the state, read only, and what the newest plan decided."""
+        self._state, self._newest_notes = engine.state, engine.notes
 
     def added(self, sequence: Sequence) -> str:
         """Note that a request waits."""

@@ -12,10 +12,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from trencadis.engine.inspect.decisions import Decisions, RequestLifetime, StepNotes
 from trencadis.engine.state import EngineState
+from trencadis.engine.step import StepNotes
 from trencadis.errors import InvalidRequestError
 from trencadis.records import Bucket, Explanation, Int32Array, Range, Span, UnifiedBucket
+from trencadis_stages.explain.record import Decisions, RequestLifetime
 
 __all__ = ["Verdict", "explain_request", "verdict_of"]
 
@@ -36,10 +37,6 @@ def explain_request(request_id: str, decisions: Decisions, state: EngineState) -
     notes = decisions.notes
     family = decisions.family(request_id)
     if not family:
-        if not decisions.num_steps:
-            raise InvalidRequestError(
-                "no step is recorded: engine.explain_steps is 0.", hint="Set it, and start again."
-            )
         raise InvalidRequestError(
             f"request {request_id!r} is not known: it was never seen, or it ended before the last {decisions.num_steps} steps.",
             hint="Raise engine.explain_steps to keep more.",

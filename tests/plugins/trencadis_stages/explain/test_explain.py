@@ -221,7 +221,7 @@ def test_the_record_is_bounded_and_forgets_requests_with_their_steps():
         InvalidRequestError, match=r"'r1' is not known: it was never seen, or it ended before the last 6 steps"
     ):
         engine.answer("explain", {"request_id": "r1"})
-    decisions = engine._decisions
+    decisions = engine.stage("explain")
     assert len(list(decisions.lives())) <= 4
     assert len(decisions.notes) == 6
 

@@ -1,0 +1,1 @@
+"""Why the last steps were planned as they were."""
