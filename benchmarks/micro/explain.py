@@ -15,24 +15,10 @@ import time
 from typing import Any
 
 from trencadis.clock import SystemClock
-from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.stage import Stages
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
-
-
-class SilentScheduler(Scheduler):
-    """Notes nothing at the end of a plan."""
-
-    def _note(self, slots: Any, starts: Any, counts: Any) -> None:
-        pass
-
-
-class NoDecisions:
-    """Keeps nothing."""
-
-    num_steps = 0
 
 
 class Subject:
@@ -48,7 +34,6 @@ class Subject:
             max_num_batched_tokens=1 << 20,
             explain_steps=1000,
         )
-        self._record, self._nothing = self.engine._decisions, NoDecisions()
         self._on, self._off = self.engine._stages, Stages()
         params = SamplingParams(max_tokens=8000, temperature=0)
         for i in range(num_sequences):
@@ -58,8 +43,6 @@ class Subject:
 
     def measure(self, num_steps: int, *, explains: bool) -> float:
         """Return CPU seconds per step."""
-        self.engine._scheduler.__class__ = Scheduler if explains else SilentScheduler
-        self.engine._decisions = self.engine._scheduler._decisions = self._record if explains else self._nothing
         self.engine._stages = self._on if explains else self._off
         step = self.engine.step
         start = time.process_time()
