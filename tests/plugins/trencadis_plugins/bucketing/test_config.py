@@ -4,6 +4,7 @@ import attrs
 import pytest
 
 from trencadis.config import load_config
+from trencadis_gaudi.config import GaudiConfig
 from trencadis_plugins.bucketing.config import (
     ExponentialConfig,
     FromFileConfig,
@@ -161,7 +162,8 @@ def test_older_name_serves_every_number_of_query_lengths():
 
 
 def test_bucket_file_is_named_by_the_vendors_variable():
-    resolved = load_config(components=COMPONENTS, environ={"VLLM_BUCKETING_FROM_FILE": "/tmp/b.txt"})
+    given = {**COMPONENTS, "backend": {"gaudi": GaudiConfig}}
+    resolved = load_config(components=given, environ={"VLLM_BUCKETING_FROM_FILE": "/tmp/b.txt"})
     assert resolved.config.bucketing.name == "from_file"
     assert resolved.config.bucketing.components["from_file"].path == "/tmp/b.txt"
     assert resolved.sources["bucketing.from_file.path"] == "environment VLLM_BUCKETING_FROM_FILE"
