@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trencadis_testing.sampling_processors import LogitsProcessorConformance
     from trencadis_testing.scheduling import SchedulingConformance
     from trencadis_testing.speculation import SpeculationConformance
+    from trencadis_testing.stage import StageConformance
 
 __all__ = [
     "AcceptanceConformance",
@@ -50,6 +51,7 @@ __all__ = [
     "SamplingConformance",
     "SchedulingConformance",
     "SpeculationConformance",
+    "StageConformance",
     "UnifiedBucketingConformance",
 ]
 
@@ -71,6 +73,7 @@ _HOMES = {
     "SamplingConformance": "trencadis_testing.sampling",
     "SchedulingConformance": "trencadis_testing.scheduling",
     "SpeculationConformance": "trencadis_testing.speculation",
+    "StageConformance": "trencadis_testing.stage",
     "UnifiedBucketingConformance": "trencadis_testing.bucketing",
 }
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from trencadis.clock import Clock, SimulatedClock
-from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulingPolicy
+from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulingPolicy, StageDefinition
 from trencadis.records import Bucket, BucketLimits, FinishedSequence, ModelSource, RowStart, SamplingParams, Shape
 from trencadis_testing.doubles import AsManyAsMay, Matching
 from trencadis_testing.fake_executor import FakeExecutor
@@ -109,6 +109,8 @@ def make_engine(
     shared_prefixes: Sequence[Sequence[int]] = (),
     pipeline: int = 1,
     attention_ranks: int = 1,
+    stages: Iterable[StageDefinition] = (),
+    tables: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Engine:
     """Return an engine of the given strategies; the rest are references.
@@ -145,6 +147,8 @@ def make_engine(
         shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
         pipeline: Key ``pipeline`` of the table ``[parallel]``.
         attention_ranks: Ranks that have sequences of their own, each a part of rows and blocks; the executor hosts what stands for all.
+        stages: Stages beside those of the installed plugins, or in the place of one with the same name.
+        tables: Config objects of plugins' own tables, by name.
         options: Fields of the table ``[engine]``.
     """
     from trencadis.config.schema import (
@@ -182,6 +186,7 @@ def make_engine(
         bucketing=BucketingConfig(on_miss=on_miss, complete=complete),
         scheduling=SchedulingConfig(tenants={name: TenantConfig(**entry) for name, entry in (tenants or {}).items()}),
         defragmenter=DefragmenterConfig(**(defragmenter or {})),
+        tables=dict(tables or {}),
     )
     speculation = None
     if speculator is not None:
@@ -198,7 +203,7 @@ def make_engine(
         observers=tuple(observers),
         speculation=speculation,
         made={} if connector is None else {"kv_connector": Made(label="the KV connector", component=connector)},
-        stages=_installed_stages(),
+        stages=_with_further(_installed_stages(), stages),
         sampling_fingerprint=sampling_fingerprint,
         can_start_with=can_start_with,
         prepare=prepare,
@@ -214,6 +219,18 @@ def _installed_stages() -> Sequence[RegisteredStage]:
     from trencadis.registry import Registry
 
     return Registry.discover(mentions=lambda _: False).stages
+
+
+def _with_further(
+    installed: Sequence[RegisteredStage], further: Iterable[StageDefinition]
+) -> Sequence[RegisteredStage]:
+    """Return the installed stages and further ones, in their order."""
+    from trencadis.registry.provenance import Provenance
+    from trencadis.registry.stages import RegisteredStage, in_order
+
+    given = Provenance(plugin="given", module=__name__)
+    added = {one.name: RegisteredStage(definition=one, provenance=given) for one in further}
+    return in_order({**{one.definition.name: one for one in installed}, **added}) if added else installed
 
 
 def drain(engine: Engine, max_steps: int = 500) -> dict[str, FinishedSequence]:

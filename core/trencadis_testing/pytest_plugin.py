@@ -173,7 +173,7 @@ def _rule_of(item: pytest.Item) -> str:
                 return ""
             from trencadis.hookspecs import NOUNS
 
-            nouns = sorted((*NOUNS, "kv_codec", "kv_policy"), key=len, reverse=True)
+            nouns = sorted((*NOUNS, "kv_codec", "kv_policy", "stage"), key=len, reverse=True)
             noun = next((noun for noun in nouns if suite.startswith(noun)), "kv_connector")
             sentence = name.removeprefix("test_").replace("_", " ")
             return f"{sentence}: {inspect.getdoc(vars(base)[name])}\nSee docs/plugins/{noun}.md."

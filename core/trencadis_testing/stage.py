@@ -1,0 +1,378 @@
+"""Conformance suite of stages."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+from trencadis.engine.stage import EngineParts, Stage
+from trencadis.errors import BackendError
+from trencadis.interfaces import StageDefinition
+from trencadis.records import Batch, FinishedSequence, FinishReason, Pass, Request, SamplingParams, TokenDeltas
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fake_model import fake_text
+from trencadis_testing.fakes import FakeBackend
+from trencadis_testing.resources import ends_its_threads, growth_bytes
+
+if TYPE_CHECKING:
+    from trencadis.engine.engine import Engine
+    from trencadis.engine.sequences import Claim, Leaving
+    from trencadis.engine.sequences import Sequence as LiveSequence
+    from trencadis.engine.step import SubmittedStep
+    from trencadis.records import StepOutput
+
+__all__ = ["StageConformance"]
+
+_SEEDS = range(6)
+_NUM_BLOCKS = 24
+_MAX_STEPS = 2000
+_MAX_GROWTH_BYTES = 40.0
+"""For each request: a kept request id takes more than 50."""
+
+
+class Neighbour(Stage):
+    """Another stage, which defines every moment, keeps nothing, and knows when an engine holds something.
+
+    Args:
+        refuses: Numbers of the batches that it refuses, counting those of two sequences or more: their steps fail without having run.
+    """
+
+    def __init__(self, refuses: Sequence[int] = ()) -> None:
+        self._refuses = set(refuses)
+        self._num_batches = 0
+
+    def bind(self, engine: EngineParts) -> None:
+        """Take the state."""
+        self._state = engine.state
+
+    def accept(self, request: Request) -> Request:
+        """Take it as it is."""
+        return request
+
+    def refused(self, request: Request) -> None:
+        """Do nothing."""
+
+    def added(self, sequence: LiveSequence) -> str:
+        """Let it run."""
+        return ""
+
+    def before_step(self) -> None:
+        """Do nothing."""
+
+    def claim(self, sequence: LiveSequence, *, num_found: int) -> Claim | None:
+        """Have nothing."""
+        return None
+
+    def after_plan(self, step: SubmittedStep | None) -> None:
+        """Do nothing."""
+
+    def after_build(self, step: SubmittedStep, batch: Batch) -> Batch | None:
+        """Refuse some batches; a sequence that is alone in one that fails would be ended."""
+        if len(step.plan.slots) < 2:
+            return None
+        self._num_batches += 1
+        if self._num_batches in self._refuses:
+            raise BackendError(f"batch {self._num_batches} is refused")
+        return None
+
+    def received(self, step: SubmittedStep, output: StepOutput) -> None:
+        """Do nothing."""
+
+    def after_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
+        """Change nothing."""
+        return deltas
+
+    def leaving(self, sequence: LiveSequence, leaving: Leaving) -> Claim | None:
+        """Keep nothing."""
+        return None
+
+    def left(self, finished: FinishedSequence) -> None:
+        """Do nothing."""
+
+    def failed(self, plans: Any, error: Exception) -> None:
+        """Do nothing."""
+
+    def held(self) -> list[str]:
+        """Return what the engine holds, in words; empty: nothing. Pure."""
+        state = self._state
+        counts = {
+            "live sequences": len(state.slot_of),
+            "waiting sequences": len(state.waiting),
+            "sequences aside": len(state.aside),
+            "rows": len(state.rows.tokens) - state.rows.num_free,
+            "blocks with a reference": state.blocks.num_used,
+            "kept blocks (num_kept_blocks)": state.num_kept_blocks,
+        }
+        return [f"{count} {name}" for name, count in counts.items() if count]
+
+
+class StageConformance:
+    """What every stage must do; inherit from it, and set ``definition``.
+
+    Random but repeatable histories run in whole engines of fakes with few blocks, with the stage and without it. What the stage is good for
+    is its own affair. Example::
+
+        class TestTokenCap(StageConformance):
+            definition = TOKEN_CAP
+            engine = {"tables": {"token_cap": TokenCapConfig(max_tokens_per_tenant=20)}}
+
+    Attributes:
+        definition: What the hook ``trencadis_stages`` yields.
+        engine: Arguments of :func:`~trencadis_testing.engines.make_engine` with which an engine has the stage.
+        backend: Arguments of :class:`~trencadis_testing.fakes.FakeBackend` with which it has.
+    """
+
+    definition: ClassVar[StageDefinition]
+    engine: ClassVar[Mapping[str, Any]] = {}
+    backend: ClassVar[Mapping[str, Any]] = {}
+
+    def test_definition_is_complete(self) -> None:
+        """A name that others can put in ``before``, a line for ``trencadis plugins``, and no order against itself."""
+        definition = self.definition
+        assert isinstance(definition, StageDefinition), f"definition is {definition!r}, no StageDefinition"
+        assert re.fullmatch("[a-z][a-z0-9_]*", definition.name), (
+            f"name {definition.name!r}: lower-case letters, digits, underscores"
+        )
+        assert len(definition.summary.splitlines()) == 1, "summary has to be one line"
+        assert definition.name not in definition.before, "it cannot act before itself"
+
+    def test_engine_has_the_stage_under_its_name(self) -> None:
+        """``engine`` and ``backend`` of the suite must switch it on; a second engine has one of its own."""
+        first, second = self._engine(), self._engine()
+        name = self.definition.name
+        for engine in (first, second):
+            try:
+                assert isinstance(engine.stage(name), Stage)
+            except KeyError:
+                raise AssertionError(
+                    f"no stage of the engine has the name {name!r}: set engine and backend such that there is one, and let it keep its name"
+                ) from None
+        assert first.stage(name) is not second.stage(name), "two engines share one stage"
+
+    @pytest.mark.parametrize("place", ["before", "after", "between"])
+    @pytest.mark.parametrize("seed", _SEEDS)
+    def test_no_text_changes_and_nothing_is_held_in_the_end(self, seed: int, place: str) -> None:
+        """Texts are those of an engine without it, beside any other stage; requests come, are preempted, aborted and end."""
+        history = _History(self._engine(place=place), seed)
+        history.play()
+        history.check()
+
+    @pytest.mark.parametrize("seed", _SEEDS)
+    def test_failed_steps_are_contained(self, seed: int) -> None:
+        """A step may fail on the device or before it is submitted: its sequences are computed anew, and what was planned has not happened."""
+        history = _History(self._engine(place="between", refuses=(2, 30), fails=_fails_at(15)), seed)
+        history.play()
+        history.check()
+
+    @pytest.mark.parametrize("num_steps", [0, 1, 3, 6])
+    def test_aborted_requests_leave_nothing(self, num_steps: int) -> None:
+        """A request may be aborted in any state; the stage is told once, and lets go."""
+        history = _History(self._engine(place="before"), num_steps, num_requests=8)
+        history.add_all()
+        history.step(num_steps)
+        history.abort_all()
+        history.check()
+
+    def test_idle_engine_rests(self) -> None:
+        """An engine without requests needs no step, and one more does no harm."""
+        engine = self._engine()
+        _rest(engine)
+        engine.step()
+        _rest(engine)
+
+    @pytest.mark.parametrize("seed", _SEEDS)
+    def test_same_requests_give_the_same_steps(self, seed: int) -> None:
+        """Replay must agree: no wall clock, no global random source."""
+        one, other = _History(self._engine(), seed), _History(self._engine(), seed)
+        one.play()
+        other.play()
+        assert one.steps == other.steps, "two engines, one history: their steps differ"
+
+    def test_engine_may_be_closed_with_live_requests(self) -> None:
+        """Engines come and go in one process, and no thread outlives them."""
+        with ends_its_threads("the stage"):
+            history = _History(self._engine(), 0)
+            history.add_all()
+            history.step(2)
+            history.engine.close()
+
+    def test_nothing_is_kept_of_requests_that_ended(self) -> None:
+        """An engine runs for months, and request ids never end: what grows has a bound."""
+        engine, without = self._engine(), self._engine(is_on=False)
+        growth, usual = (growth_bytes(_serve_one(each), warm=100, num=100) for each in (engine, without))
+        assert growth - usual < _MAX_GROWTH_BYTES, f"it grows by {growth - usual:.0f} bytes with each request"
+
+    def _engine(
+        self, *, is_on: bool = True, place: str = "after", refuses: Sequence[int] = (), fails: Any = None
+    ) -> Engine:
+        """Return an engine of few blocks with the stage, or without it, and with neighbours at its place in the order."""
+        definition = self.definition
+        if not is_on:
+            definition = attrs.evolve(definition, when=lambda _: False)
+        neighbours = []
+        if place != "before":
+            neighbours.append(_neighbour("neighbour", refuses, before={definition.name}))
+        if place != "after":
+            name = "neighbour" if place == "before" else "second_neighbour"
+            neighbours.append(_neighbour(name))
+            definition = attrs.evolve(definition, before=definition.before | {name})
+        backend = FakeBackend(**{"eos": -1, "max_model_len": 64, **self.backend}, fails=fails)
+        options = {"num_blocks": _NUM_BLOCKS, "max_num_seqs": 4, "max_num_batched_tokens": 24, "warmup": False}
+        return make_engine(backend=backend, stages=[definition, *neighbours], **{**options, **self.engine})
+
+
+class _History:
+    """Random requests to one engine, and what became of them.
+
+    Args:
+        engine: It has a stage ``neighbour``.
+        seed: Seed of the requests, of their times and of who is aborted.
+        num_requests: Requests.
+
+    Attributes:
+        steps: Of each step, the slots that got tokens, their tokens, and who ended.
+    """
+
+    def __init__(self, engine: Engine, seed: int, *, num_requests: int = 14) -> None:
+        self.engine = engine
+        self.steps: list[tuple[list[int], list[int], list[str]]] = []
+        self._random = random.Random(seed)
+        self._requests = {one.request_id: one for one in _requests(self._random, num_requests)}
+        self._left: Iterator[Request] = iter(list(self._requests.values()))
+        self._slots: dict[int, str] = {}
+        self._streamed: dict[str, list[int]] = {name: [] for name in self._requests}
+        self._ended: dict[str, FinishedSequence] = {}
+
+    def play(self) -> None:
+        """Add requests between steps, abort some, and step until all have ended."""
+        for request in self._left:
+            self._add(request)
+            self.step(self._random.randrange(3))
+            if self._random.random() < 0.15 and self._slots:
+                self._abort(self._random.choice(sorted(self._slots.values())))
+        self.finish()
+
+    def add_all(self) -> None:
+        """Add all requests at once."""
+        for request in self._left:
+            self._add(request)
+
+    def abort_all(self) -> None:
+        """Abort what is live, and step until the engine rests."""
+        for name in sorted(self._slots.values()):
+            self._abort(name)
+        self.finish()
+
+    def finish(self) -> None:
+        """Step until the engine rests."""
+        for _ in range(_MAX_STEPS):
+            if not self.engine.has_work:
+                return
+            self.step(1)
+        raise AssertionError(
+            f"the engine has not come to rest after {_MAX_STEPS} steps; live: {sorted(self._slots.values())}"
+        )
+
+    def step(self, num_steps: int) -> None:
+        """Take steps, and keep what they yield."""
+        for _ in range(num_steps):
+            deltas = self.engine.step()
+            ends = np.cumsum(deltas.num_tokens).tolist()
+            tokens = deltas.token_ids.tolist()
+            for slot, end, count in zip(deltas.slots.tolist(), ends, deltas.num_tokens.tolist(), strict=True):
+                self._streamed[self._slots[slot]] += tokens[end - count : end]
+            for finished in deltas.finished:
+                self._end(finished)
+            self.steps.append((deltas.slots.tolist(), tokens, [one.request_id for one in deltas.finished]))
+
+    def check(self) -> None:
+        """Check that every text is the model's, and that nothing is held."""
+        for name, request in self._requests.items():
+            assert name in self._ended, f"{name} has not ended, and its engine rests"
+            ended, expected = self._ended[name], _text(request)
+            output = ended.token_ids.tolist()
+            assert ended.finish_reason is not FinishReason.ERROR, f"{name} ended by an error: {ended.error}"
+            if ended.finish_reason is FinishReason.ABORT:
+                expected = expected[: len(output)]
+            assert output == expected, f"{name}: its text is {output}, without the stage {expected}"
+            streamed = self._streamed[name]
+            if ended.finish_reason is FinishReason.ABORT:
+                expected = expected[: len(streamed)]
+            assert streamed == expected, f"{name}: its client got {streamed}, without the stage {expected}"
+        held = self.engine.stage("neighbour").held()
+        assert not held, f"nothing runs, and the engine still holds {', '.join(held)}"
+
+    def _add(self, request: Request) -> None:
+        self._slots[self.engine.add(request)] = request.request_id
+
+    def _abort(self, name: str) -> None:
+        finished = self.engine.abort(name)
+        if finished is not None:
+            self._end(finished)
+
+    def _end(self, finished: FinishedSequence) -> None:
+        assert finished.request_id not in self._ended, f"{finished.request_id} ended twice"
+        self._ended[finished.request_id] = finished
+        if self._slots.get(finished.slot) == finished.request_id:
+            del self._slots[finished.slot]
+
+
+def _neighbour(name: str, refuses: Sequence[int] = (), *, before: Iterable[str] = ()) -> StageDefinition:
+    return StageDefinition(name=name, make=lambda _: Neighbour(refuses), summary="Stands beside.", before=before)
+
+
+def _requests(source: random.Random, num: int) -> Iterator[Request]:
+    """Yield requests of several tenants, some with a beginning that others have too."""
+    beginnings = [tuple(source.randrange(1, 97) for _ in range(12)) for _ in range(2)]
+    for number in range(num):
+        own = [source.randrange(1, 97) for _ in range(source.randint(1, 16))]
+        yield Request(
+            request_id=f"request {number}",
+            prompt_token_ids=(*source.choice([(), *beginnings]), *own),
+            params=SamplingParams(max_tokens=source.randint(1, 20), temperature=0),
+            tenant=source.choice(["", "a", "b/one", "b/other"]),
+            priority=source.randrange(2),
+        )
+
+
+def _text(request: Request) -> list[int]:
+    """Return the model's text. Pure."""
+    return fake_text(list(request.prompt_token_ids), request.params.max_tokens or 0, eos=-1)
+
+
+def _fails_at(*passes: int) -> Any:
+    """Return what fails the device's passes of these numbers, counting those of two sequences or more."""
+    count = iter(range(1, 1_000_000))
+
+    def fails(batch: Batch, one: Pass) -> None:
+        number = next(count) if len(one.rows) > 1 else 0
+        if number in passes:
+            raise BackendError(f"pass {number} fails")
+
+    return fails
+
+
+def _rest(engine: Engine) -> None:
+    for _ in range(_MAX_STEPS):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError(f"the engine has no request, and has not come to rest after {_MAX_STEPS} steps")
+
+
+def _serve_one(engine: Engine) -> Any:
+    """Return what serves a request of its number to its end."""
+    params = SamplingParams(max_tokens=2, temperature=0)
+
+    def serve(number: int) -> None:
+        prompt = (number % 90 + 1, number // 90 + 1)
+        engine.add(Request(request_id=f"request {number}", prompt_token_ids=prompt, params=params, tenant="a"))
+        _rest(engine)
+
+    return serve
