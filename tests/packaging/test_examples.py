@@ -1,4 +1,4 @@
-"""The example package, from its wheel, beside ours from its wheel, in an environment where nothing else of this tree is seen."""
+"""The example packages, from their wheels, beside ours from its wheel, in an environment where nothing else of this tree is seen."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "trencadis-bucketing-fibonacci"
+STAGE = ROOT / "examples" / "token_cap"
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -25,11 +26,11 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment with both wheels; what they need comes from the one that runs the tests."""
+    """The interpreter of a fresh environment with all wheels; what they need comes from the one that runs the tests."""
     pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
     pytest.importorskip("pip", reason="pip is not installed in this environment")
     home = tmp_path_factory.mktemp("examples")
-    for project in (ROOT, EXAMPLE):
+    for project in (ROOT, EXAMPLE, STAGE):
         built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", home, cwd=project)
         assert built.returncode == 0, built.stderr
     made = run(sys.executable, "-m", "venv", "--without-pip", home / "fresh", cwd=home)
@@ -63,9 +64,10 @@ def test_plugins_command_shows_it_with_its_provenance(python: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_its_own_tests_pass_with_its_own_settings(python: Path, tmp_path: Path) -> None:
-    shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
-    shutil.copy(EXAMPLE / "pyproject.toml", tmp_path)
+@pytest.mark.parametrize("example", [EXAMPLE, STAGE], ids=lambda path: path.name)
+def test_its_own_tests_pass_with_its_own_settings(python: Path, tmp_path: Path, example: Path) -> None:
+    shutil.copytree(example / "tests", tmp_path / "tests")
+    shutil.copy(example / "pyproject.toml", tmp_path)
     tested = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
     assert tested.returncode == 0, tested.stdout[-3000:] + tested.stderr[-1000:]
     assert " passed" in tested.stdout
@@ -83,6 +85,15 @@ def test_it_serves_the_demo_model_and_its_option_is_a_flag(python: Path, tmp_pat
     assert answer["finish_reason"] == "length"
 
 
+def test_stage_of_a_third_party_passes_its_suite_without_an_edit_of_the_core(tmp_path: Path) -> None:
+    code = "import pathlib, sys, pytest; home = pathlib.Path(sys.argv[1]); sys.path.insert(0, str(home / 'src')); "
+    code += "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', str(home / 'tests' / 'test_token_cap.py')]))"
+    tested = run(sys.executable, "-c", code, STAGE, cwd=STAGE)
+    assert tested.returncode == 0, tested.stdout[-3000:] + tested.stderr[-1000:]
+
+
 def test_it_is_typed_and_names_its_entry_point() -> None:
     assert (EXAMPLE / "src/trencadis_bucketing_fibonacci/py.typed").is_file()
     assert 'bucketing-fibonacci = "trencadis_bucketing_fibonacci"' in (EXAMPLE / "pyproject.toml").read_text()
+    assert (STAGE / "src/trencadis_token_cap/py.typed").is_file()
+    assert 'token-cap = "trencadis_token_cap"' in (STAGE / "pyproject.toml").read_text()
