@@ -159,7 +159,7 @@ def test_blended_kv_is_never_offered_for_saving_or_held():
     scheduler.on_computed = lambda **given: asked.append(given)  # type: ignore[method-assign]
     scheduler.on_finished = lambda request, **given: asked.append(given)  # type: ignore[method-assign]
     scheduler.finished_params = lambda request: asked.append(request)  # type: ignore[method-assign]
-    kitchen.engine._state.transfers.connector.strategy = scheduler
+    kitchen.engine.stage("transfer").transfers.connector.strategy = scheduler
     assert kitchen.serve(PROMPT, ratio=0.2, max_tokens=20).num_approximate_tokens
     assert asked == []
     kitchen.serve(PROMPT)
@@ -230,7 +230,7 @@ def test_sequence_that_was_swapped_out_stays_apart():
         kitchen.step()
     sequence = state.table.sequence(state.slot_of[name])
     state.preempt(sequence)
-    assert sequence.host_blocks is not None
+    assert sequence.slot in kitchen.engine.inspect().stages["swap"].held
     end = drain(kitchen.engine)[name]
     assert end.num_preemptions == 1
     tokens = end.token_ids.tolist()
@@ -255,10 +255,11 @@ def test_loaded_blocks_that_others_need_are_taken_back_and_the_prompt_is_compute
     kitchen.learn((*A, *B, *C, 1))
     name = kitchen.add(PROMPT, ratio=0.2)
     state = kitchen.engine._state
-    while (sequence := state.table.sequence(state.slot_of[name])).loaded_blocks is None:
+    while not kitchen.engine.inspect().sequences[name].claimed_blocks:
         kitchen.step()
+    sequence = state.table.sequence(state.slot_of[name])
     assert sequence.is_approximate
-    state.drop_loaded(sequence)
+    state.drop_claim(sequence)
     end = drain(kitchen.engine)[name]
     assert end.num_approximate_tokens == 0
     assert exact(end, PROMPT)

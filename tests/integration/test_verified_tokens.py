@@ -51,7 +51,7 @@ def test_a_connector_holds_no_block_that_only_drafts_were_given(draft: Any) -> N
         return on_finished(request, blocks=blocks)
 
     connector.scheduler.on_finished = counted  # type: ignore[method-assign]
-    engine._state.transfers.connector.strategy = connector.scheduler
+    engine.stage("transfer").transfers.connector.strategy = connector.scheduler
     for length in range(1, 9):
         engine.add(request(str(length), max_tokens=20))
         while (

@@ -214,23 +214,18 @@ def rejected_drafts_count_as_computed(monkeypatch) -> None:
 
 
 def a_swapped_block_is_not_copied_back(monkeypatch) -> None:
-    flush = Swapping.flush
+    hand_over = Swapping.after_plan
 
-    def loses(self):
+    def loses(self, step):
         self._push(*(one.host[:1] for one in self._ins))
         self._ins = [attrs.evolve(one, device=one.device[1:], host=one.host[1:]) for one in self._ins]
-        flush(self)
+        hand_over(self, step)
 
-    monkeypatch.setattr(Swapping, "flush", loses)
+    monkeypatch.setattr(Swapping, "after_plan", loses)
 
 
 def host_blocks_of_the_ended_stay_taken(monkeypatch) -> None:
-    def forget(self, sequence):
-        if sequence.host_blocks is not None:
-            sequence.host_blocks = None
-            self.num_swapped -= 1
-
-    monkeypatch.setattr(Swapping, "forget", forget)
+    monkeypatch.setattr(Swapping, "forget", lambda self, sequence, claim: self._let_go(sequence))
 
 
 def failed_loads_count_as_loaded(monkeypatch) -> None:

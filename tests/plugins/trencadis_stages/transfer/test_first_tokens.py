@@ -346,7 +346,7 @@ def test_first_token_comes_before_the_second_also_where_both_are_of_one_step() -
         return attrs.evolve(found, layerwise=request.request_id == "mine")
 
     scene.bringer.scheduler.lookup = told_once
-    scene.engine._state.transfers.connector.strategy = scene.bringer.scheduler
+    scene.engine.stage("transfer").transfers.connector.strategy = scene.bringer.scheduler
     scene.add("other", other, max_tokens=1)
     scene.step()  # it waits for its load, and has six of ten blocks
     slot = scene.add("mine", mine, first=truth(mine, 1)[0], max_tokens=4)
