@@ -122,7 +122,7 @@ def test_a_ruled_out_word_would_be_found() -> None:
     assert found_in(prose("All tokens are equal, but\nfor near ties."), VAGUE) == ['"but for": say except, without']
     assert not found_in(prose("| `everybody may write to it` | choose |"), VAGUE)
     assert not found_in(prose("```python\njob = 1\n```\n"), BANNED)
-    assert found_in(prose("The law of a token."), BANNED) == ['"law": say distribution']
+    assert found_in(prose("The law of a token."), BANNED) == ['"law of a token": say distribution']
     assert not found_in(prose("Little's law, and a power law."), BANNED)
     assert found_in(words_of("num_iterations"), BANNED)
     assert found_in(words_of("JobQueue"), BANNED)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import trencadis_kv
+import trencadis_stages
 from support.nouns import HOOKS
 from trencadis.config import Config
 from trencadis.config.schema import CacheConfig, EngineConfig, FixedNounConfig, ModelConfig, ObserverConfig
@@ -86,7 +87,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             },
             tables={noun: FixedNounConfig(name="fake") for noun in OF_KV},
         )
-        return config, Registry.discover(entry_points=(), extra_plugins=(trencadis_kv, plugin))
+        return config, Registry.discover(entry_points=(), extra_plugins=(trencadis_kv, trencadis_stages, plugin))
 
     return make
 
