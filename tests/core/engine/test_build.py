@@ -52,8 +52,8 @@ def test_what_is_asked_of_a_stage_that_is_not_there_is_not_left_out(
 ) -> None:
     config, registry = fake_house()
     swaps = attrs.evolve(config, engine=attrs.evolve(config.engine, preemption="swap"))
-    with pytest.raises(PluginError, match="the built-in stages are missing: swap"), monkeypatch.context() as patch:
-        patch.setattr(registry, "_stages", {})
+    monkeypatch.setattr(registry, "_stages", {})
+    with pytest.raises(PluginError, match="the built-in stages are missing: swap"):
         build_engine(swaps, registry=registry)
     blocks = attrs.evolve(config, plugins=attrs.evolve(config.plugins, blocked=("trencadis:stages",)))
     with pytest.raises(PluginError, match="the built-in stages are missing: an engine would leave out"):
