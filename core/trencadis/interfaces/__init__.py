@@ -80,6 +80,8 @@ from trencadis.interfaces.optional_calls import (
 )
 from trencadis.interfaces.placement import Placement
 from trencadis.interfaces.plain_state import has_plain_state, plain_state
+from trencadis.interfaces.rank_quorum import RankQuorum
+from trencadis.interfaces.restorable import Restorable
 from trencadis.interfaces.router import LiveRequests, Move, ReplicaViews, Router, RoutingRequest, SupportsMoves
 from trencadis.interfaces.sampling import (
     Distributions,
@@ -161,7 +163,9 @@ __all__ = [
     "Observer",
     "PendingStep",
     "Placement",
+    "RankQuorum",
     "ReplicaViews",
+    "Restorable",
     "Router",
     "RoutingRequest",
     "Sampled",
