@@ -114,7 +114,7 @@ def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | No
         ]
         if empty:
             print_text(f"no component installed: {', '.join(empty)}", indent="  ")
-    if not args.noun:
+    if not args.noun and registry.stages:
         _print_stages(registry, wide=args.wide)
     if args.wide:
         _print_contracts([one for name, one in registry.nouns.items() if args.noun in ("", name)])
