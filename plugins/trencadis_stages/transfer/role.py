@@ -95,7 +95,8 @@ class Unconnected(Stage):
 
     def bind(self, engine: EngineParts) -> None:
         """Answer for the role."""
-        self.answers = EngineRole("both", None, lambda: len(engine.state.slot_of)).answers
+        role = EngineRole("both", None, lambda: len(engine.state.slot_of))
+        self.answers = {"reject_transfer": lambda _: {}, **role.answers}  # nothing is held for a request
 
     def accept(self, request: Request) -> Request:
         """Say, once for each name, that nothing here hands KV over."""

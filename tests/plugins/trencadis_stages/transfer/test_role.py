@@ -70,3 +70,7 @@ def test_role_that_is_none_and_one_that_nothing_supports_are_refused_and_nothing
     with pytest.raises(InvalidRequestError, match="no KV connector"):
         alone.answer("set_role", {"role": "prefill"})
     assert engine.answer("role", {})["role"] == alone.answer("role", {})["role"] == "both"
+
+
+def test_a_rejected_request_is_no_error_where_nothing_is_held_for_it() -> None:
+    assert make_engine().answer("reject_transfer", {"transfer_params": {"do_remote_prefill": True}}) == {}
