@@ -97,11 +97,12 @@ def test_what_is_logged_while_text_is_streamed_comes_after_it(tmp_path: Path, pl
     assert re.fullmatch(r"[\d-]+ [\d:]+ WARNING trencadis.loud: A warning while it loads\.", lines[0])
     begin = next(number for number, line in enumerate(lines) if line.startswith("Hello"))
     first = next(number for number, line in enumerate(lines) if number > begin and "WARNING" in line)
-    text, after = " ".join(lines[begin:first]), " ".join(line.strip() for line in lines[first:-1])
+    text, after = " ".join(lines[begin:first]), " ".join(line.strip() for line in lines[first:])
     assert not re.search("warning|step|library", text)
     assert after.count(f"WARNING trencadis.loud: {WORDS}") >= 30
     assert (lines.count("Words of a library.") >= 30) is (placement == "process")
-    assert FIGURES.fullmatch(lines[-1])
+    # The words of a library come through a pipe of their own: on a busy machine some come after the figures.
+    assert FIGURES.fullmatch([line for line in lines if line != "Words of a library."][-1])
 
 
 def test_verbose_shows_what_happens(tmp_path: Path) -> None:

@@ -168,5 +168,6 @@ def test_strategy_that_knows_no_unified_shapes_is_replaced_by_its_fallback() -> 
 def test_blocks_of_a_unified_backend_are_kept_at_low_ids() -> None:
     """Unique blocks are read as one range, so the defragmenter is on by default."""
     engine, _ = engine_of("unified")
-    assert len(engine._stages.after_plan) == 1
-    assert engine_of("padded")[0]._stages.after_plan == ()
+    assert engine.stage("defragmenter").after_plan in engine._stages.after_plan
+    with pytest.raises(KeyError):
+        engine_of("padded")[0].stage("defragmenter")

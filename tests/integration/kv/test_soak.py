@@ -200,9 +200,7 @@ class Soak:
         ends = self._one.engine.step().finished
         self.step_s.append(time.perf_counter() - start_s)
         transfers = self._one.engine.stage("transfer").transfers
-        late = [
-            load.sequence.slot for load in transfers._loads.values() if load.sequence.load_deadline_s < self._before_s
-        ]
+        late = [load.sequence.slot for load in transfers._loads.values() if load.deadline_s < self._before_s]
         assert late == [], "they wait for a load longer than a step beyond its deadline"
         self._before_s = self._one.clock.now_s()
         assert broken_invariants(self._one.engine) == []
