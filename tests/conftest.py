@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 from support.reproducible import draw_alike
-from support.tiers import CI, DEFAULT, mark_release, mark_repeats, try_fewer_examples
+from support.tiers import CI, DEFAULT, is_of_hypothesis, mark_nightly, mark_repeats, try_fewer_examples
 
 # No test depends on how long one of its examples takes.
 settings.register_profile("trencadis", deadline=None)
@@ -75,13 +75,18 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark repeats of a proof ``slow`` and ``release``; without these, try fewer examples."""
+    """Mark repeats of a proof ``slow`` and ``nightly``; without these, try fewer examples. At night all examples are tried."""
     functions = [item for item in items if isinstance(item, pytest.Function)]
-    mark_release(functions)
+    mark_nightly(functions)
     mark_repeats(functions)
+    chosen = config.getoption("markexpr")
     for tier in (DEFAULT, CI):
-        if config.getoption("markexpr") == f"not {tier.marker}":
+        if chosen == f"not {tier.marker}":
             try_fewer_examples(functions, tier)
+    if chosen == CI.marker:
+        config.option.trencadis_all_histories = True
+        for item in filter(is_of_hypothesis, functions):
+            item.add_marker(CI.marker)
 
 
 @pytest.hookimpl(tryfirst=True)

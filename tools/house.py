@@ -273,7 +273,7 @@ def _features() -> str:
 
 
 def commands() -> list[str]:
-    """Return the marker expressions of the commands that run tests: that of `.ci/run`, and `nightly` if there is that marker.
+    """Return the marker expressions of the commands that run tests: that of `.ci/run`, and `nightly`.
 
     Raises:
         RuntimeError: `.ci/run` runs no tests.
@@ -282,9 +282,7 @@ def commands() -> list[str]:
     if line is None:
         raise RuntimeError(".ci/run runs no tests")
     words = shlex.split(line.group())
-    markers = [words[words.index("-m") + 1] if "-m" in words else ""]
-    has_nightly = re.search(r'^ +"nightly:', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    return [*markers, *(["nightly"] if has_nightly else [])]
+    return [words[words.index("-m") + 1] if "-m" in words else "", "nightly"]
 
 
 class _Markers:
@@ -311,7 +309,7 @@ def cases_in_no_command(arguments: Sequence[str] = ()) -> int:
     from _pytest.mark.expression import Expression
 
     plugin, output = _Markers(), io.StringIO()
-    every = ["--collect-only", "-n", "0", "-m", "", "--trencadis-all-histories", "--rootdir", str(ROOT), *arguments]
+    every = ["--collect-only", "-n", "0", "-m", "", "--rootdir", str(ROOT), *arguments]
     with contextlib.redirect_stdout(output), contextlib.chdir(ROOT):
         status = pytest.main(every, plugins=[plugin])
     if status or not plugin.by_test:

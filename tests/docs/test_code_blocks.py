@@ -42,7 +42,6 @@ def ready_text(request: pytest.FixtureRequest) -> Callable[[Block], str]:
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.kept_in_ci(1000)
 @pytest.mark.parametrize("block", parameters("python", first=True))
 def test_python_block_of_a_first_page_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
     result = python_blocks.run(ready_text(block), page_folder(block.page))
@@ -50,7 +49,7 @@ def test_python_block_of_a_first_page_runs(block: Block, page_folder, python_blo
     assert not block.output or shows(block.output, result.output), f"it prints:\n{result.output}"
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", parameters("python"))
 def test_python_block_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
     test_python_block_of_a_first_page_runs(block, page_folder, python_blocks, ready_text)
@@ -66,7 +65,6 @@ def test_a_wrong_python_block_would_be_found(python_blocks, tmp_path: Path) -> N
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.kept_in_ci(1000)
 @pytest.mark.parametrize("block", parameters("sh", first=True))
 def test_commands_of_a_first_page_work(block: Block, page_folder, shell, ready_text, request) -> None:
     result = shell(ready_text(block), page_folder(block.page))
@@ -78,14 +76,13 @@ def test_commands_of_a_first_page_work(block: Block, page_folder, shell, ready_t
         assert shows(block.output, printed), f"it prints:\n{printed}"
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", parameters("sh"))
 def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text, request) -> None:
     test_commands_of_a_first_page_work(block, page_folder, shell, ready_text, request)
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.kept_in_ci(1000)
 @pytest.mark.parametrize(
     ("output", "printed", "is_shown"),
     [
@@ -131,7 +128,6 @@ FIRST_COMMANDS = {
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.kept_in_ci(1000)
 @pytest.mark.parametrize("page", FIRST_COMMANDS)
 def test_what_a_newcomer_types_first_has_its_output_below_it(page: str) -> None:
     blocks = [block for block in BLOCKS if block.page == page and block.language in {"sh", "python"}]

@@ -62,14 +62,12 @@ def found_in(text: str, words: dict[str, str]) -> list[str]:
     ]
 
 
-@pytest.mark.kept_in_ci(1000)
 @pytest.mark.representatives(1000)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_uses_the_words_of_the_glossary(page: Path) -> None:
     assert not found_in(prose(page.read_text(encoding="utf-8")), BANNED | RETIRED)
 
 
-@pytest.mark.kept_in_ci(1000)
 @pytest.mark.representatives(1000)
 @pytest.mark.parametrize("page", PLAIN_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_has_no_word_that_needs_a_second_reading(page: Path) -> None:

@@ -228,7 +228,6 @@ def test_records_and_views_have_what_blocks_read_of_them() -> None:
 
 
 @pytest.mark.representatives(5)
-@pytest.mark.kept_in_ci(5)
 @pytest.mark.parametrize(
     ("code", "wrong"),
     [
@@ -244,7 +243,6 @@ def test_a_wrong_name_in_a_block_would_be_found(code: str, wrong: str) -> None:
 
 
 @pytest.mark.representatives(6)
-@pytest.mark.kept_in_ci(6)
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

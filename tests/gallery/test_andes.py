@@ -135,7 +135,7 @@ def test_the_page_shows_the_results_that_are_kept() -> None:
         assert f"| `{load}` | {' | '.join(f'{one:.1f}' for one in capacities)} |" in page
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_kept_results_are_what_the_script_measures() -> None:
     kept = json.loads((ROOT / "benchmarks" / "results" / "gallery" / "andes.json").read_text(encoding="utf-8"))
     expected = {row["policy"]: row["qoe"] for row in kept if (row["load"], row["rate"]) == ("chats", 10.0)}

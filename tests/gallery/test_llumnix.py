@@ -24,13 +24,13 @@ class TestLlumnix(RouterConformance):
         return Llumnix()
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 class TestLlumnixThatMovesWhatWaits(RouterConformance):
     def make(self) -> Llumnix:
         return Llumnix(moves_waiting=True, headroom_tokens=500)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 class TestLeastUsed(RouterConformance):
     make = LeastUsed
 
@@ -101,7 +101,7 @@ def test_it_is_a_plugin_too() -> None:
     assert isinstance(component.factory(component.config(kv_tokens=5), context), Llumnix)
 
 
-@pytest.mark.parametrize("config", ["llumnix_transfer", pytest.param("llumnix", marks=pytest.mark.release)])
+@pytest.mark.parametrize("config", ["llumnix_transfer", pytest.param("llumnix", marks=pytest.mark.nightly)])
 def test_configurations_of_the_page_serve_their_workload_with_moves(config: str) -> None:
     row = measure.row_of(config, "sharegpt", rate=40.0, num_requests=60, num_replicas=2, seed=0)
     assert row["moves"] > 0

@@ -67,7 +67,7 @@ def test_the_page_shows_the_results_that_are_kept() -> None:
         assert f"| {rate:g} | {' | '.join(shown)} |" in page
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_kept_results_are_what_the_script_measures() -> None:
     from trencadis_tools.workloads import load_workload
 

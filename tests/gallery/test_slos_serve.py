@@ -225,7 +225,7 @@ def test_the_page_shows_the_results_that_are_kept() -> None:
     assert f"| geometric mean |{' |' * len(POLICIES)} {papers:.2f} | {best:.2f} |" in page
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_kept_results_are_what_the_script_measures() -> None:
     (kept,) = [row for row in rows_of("reasoning") if (row.policy, row.seed) == ("slos_serve", 0)]
     (again,) = measure("reasoning", ["slos_serve"])

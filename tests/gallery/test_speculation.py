@@ -39,7 +39,7 @@ def test_a_sequoia_tree_is_never_worse_and_gains_as_much_with_each_doubling(rows
     assert all(0.3 < gain < 0.5 for gain in gains)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_the_script_measures_each_shape_and_length(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The old man looked at the sea and"}\n')
@@ -81,7 +81,7 @@ def test_chosen_lengths_are_near_the_best_fixed_one_where_a_fixed_one_is_not_as_
     assert min(ratio for name, ratio in settled.items() if name != "goodput") > 1.08
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_simulated_draft_model_is_drafted_for_as_the_load_allows() -> None:
     folder = ROOT / "examples" / "gallery" / "speculation"
     drafts = load_drafts(str(folder / "drafts.toml"))

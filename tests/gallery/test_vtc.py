@@ -83,7 +83,7 @@ def test_the_page_shows_the_results_that_are_kept() -> None:
             assert row["gap"] <= row["bound"]
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("num", [2, 9, 27])
 def test_kept_results_are_what_the_script_measures(num: int) -> None:
     kept = json.loads((ROOT / "benchmarks" / "results" / "gallery" / "vtc.json").read_text(encoding="utf-8"))

@@ -66,7 +66,6 @@ def test_greedy_text_equals_transformers(expected, attention, speculation):
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16", "int8"])
-@pytest.mark.kept_in_ci(2)
 def test_narrow_cache_begins_texts_alike(expected, attention, kv_dtype):
     """Rounding may turn a near tie, and then the rest differs: counted are the tokens up to there."""
     _, found = generate(backend={"torch": {"attention": attention, "kv_dtype": kv_dtype}})

@@ -67,7 +67,7 @@ HALF = CASES[::2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", [HALF, pytest.param(CASES, marks=pytest.mark.release)], ids=["half", "all"])
+@pytest.mark.parametrize("cases", [HALF, pytest.param(CASES, marks=pytest.mark.nightly)], ids=["half", "all"])
 @pytest.mark.parametrize("stops", [(), ("\n", ",")], ids=["to the end", "ending at every line and comma"])
 def test_texts_and_scores_are_those_of_transformers(
     llm: LLM, reference: Any, stops: tuple[str, ...], cases: list[Any]

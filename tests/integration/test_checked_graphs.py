@@ -37,7 +37,7 @@ def generate(tmp_path, options, **tables) -> tuple[list[list[int]], str]:
     "tables",
     [
         {"speculation": {"name": "ngram"}, "draft_length": {"name": "fixed"}},
-        pytest.param({}, marks=pytest.mark.release),
+        pytest.param({}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -220,7 +220,7 @@ def _one_thread() -> Iterator[None]:
     "rule", [pytest.param(Token(), id="token", marks=pytest.mark.slow), pytest.param(Block(), id="block")]
 )
 @pytest.mark.parametrize("make", [draft_model, parallel_draft], ids=["draft_model", "parallel_draft"])
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 def test_drawn_drafts_keep_the_distribution_of_the_target(
     pair: tuple[Path, Path], make: Any, rule: AcceptanceRule
 ) -> None:
@@ -278,7 +278,7 @@ def _small() -> Any:
         ("draft_model", "unified", "unified"),
     ],
 )
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 def test_nothing_is_compiled_for_a_draft_model_after_the_warm_up(
     speculator: str, layout: str, bucketing: str, tmp_path: Path
 ) -> None:

@@ -65,7 +65,6 @@ def test_drafts_are_those_of_the_reference(verifier: Path, head: Path, layers: s
 
 
 @pytest.mark.representatives(4)
-@pytest.mark.kept_in_ci(4)
 @pytest.mark.parametrize("scene", ["float32", "bfloat16", "shared embeddings", "another length each"])
 def test_drafts_made_in_one_call_are_those_made_one_by_one(tmp_path: Path, scene: str) -> None:
     """Texts longer than what attention weighs together; caches that are read as they are and decoded ones."""
@@ -173,7 +172,6 @@ SCENES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.representatives(4)
-@pytest.mark.kept_in_ci(4)
 @pytest.mark.parametrize("scene", SCENES)
 def test_preemption_and_swaps_carry_the_head_s_keys_and_values(verifier: Path, tmp_path: Path, scene: str) -> None:
     head = save_head(tmp_path)
@@ -254,7 +252,6 @@ def test_the_demo_s_head_drafts_what_the_demo_writes(tree: str) -> None:
 
 
 @pytest.mark.representatives(4)
-@pytest.mark.kept_in_ci(4)
 @pytest.mark.parametrize(
     ("tree", "pack"), [("top_k", "auto"), ("top_k", "off"), ("static", "auto"), ("sequoia", "auto")]
 )
@@ -290,7 +287,6 @@ def test_text_with_trees_is_that_of_no_speculation(
 
 
 @pytest.mark.representatives(3)
-@pytest.mark.kept_in_ci(3)
 @pytest.mark.parametrize("scene", ["recomputed", "swapped", "one at a time"])
 def test_trees_stand_preemption_and_prefix_hits(verifier: Path, tmp_path: Path, scene: str) -> None:
     head, long = save_head(tmp_path), SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -351,7 +347,6 @@ def broken(name: str) -> Any:
 
 
 @pytest.mark.representatives(9)
-@pytest.mark.kept_in_ci(9)
 @pytest.mark.parametrize(
     ("change", "settings", "says"),
     [

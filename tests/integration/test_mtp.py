@@ -43,7 +43,6 @@ def check_drafts(asked: Asked, model: Path, *, every: int) -> None:
 
 
 @pytest.mark.representatives(3)
-@pytest.mark.kept_in_ci(3)
 @pytest.mark.parametrize(
     ("kind", "pack", "one_call"),
     [("glm4_moe", "auto", True), ("glm4_moe", "off", False), ("deepseek_v3", "auto", False)],
@@ -156,7 +155,6 @@ def test_the_log_says_where_the_head_comes_from(model: Path, caplog: pytest.LogC
 
 
 @pytest.mark.representatives(3)
-@pytest.mark.kept_in_ci(3)
 @pytest.mark.parametrize(("kind", "tree"), [("glm4_moe", "top_k"), ("glm4_moe", "static"), ("deepseek_v3", "top_k")])
 def test_trees_are_those_of_the_reference(tmp_path: Path, kind: str, tree: str) -> None:
     path = save_mtp(tmp_path, kind)
@@ -201,7 +199,6 @@ def cut(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.representatives(9)
-@pytest.mark.kept_in_ci(9)
 @pytest.mark.parametrize(
     ("change", "settings", "says"),
     [

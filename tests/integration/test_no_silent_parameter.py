@@ -151,7 +151,7 @@ def texts_of(engine: Any, requests: dict[str, dict[str, Any]]) -> tuple[dict[str
     return texts, refused
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.representatives(1, ci=3)
 @pytest.mark.parametrize(
     "combinations",
     [
@@ -160,7 +160,6 @@ def texts_of(engine: Any, requests: dict[str, dict[str, Any]]) -> tuple[dict[str
     ],
 )
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.kept_in_ci(3)
 def test_a_parameter_has_its_effect_or_is_refused_by_name_whatever_else_is_configured(
     model: Path, sampler: str, combinations: list[tuple[str, str]]
 ) -> None:

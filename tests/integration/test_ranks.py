@@ -38,7 +38,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     ids=str,
 )
 @pytest.mark.representatives(1)
-@pytest.mark.kept_in_ci(1)
 def test_two_ranks_write_the_text_of_one(backend, speculation):
     assert generate(GREEDY, size=2, backend=backend, **speculation)[0] == generate(GREEDY, backend=backend)[0]
 

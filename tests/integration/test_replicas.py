@@ -17,7 +17,7 @@ from trencadis.records import BeamSearchParams, RequestOutput, StructuredOutput
 from trencadis.registry import load_with_plugins
 
 pytestmark = [
-    pytest.mark.release,
+    pytest.mark.nightly,
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="kills a process by its id"),
 ]
 

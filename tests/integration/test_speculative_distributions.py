@@ -171,10 +171,9 @@ def cells_of(text: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return cells
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.representatives(1, ci=2)
 @pytest.mark.parametrize("rule", [Match(), Token(), Block(), Tree()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize(("vocab_size", "count", "length"), [(8, 58_000, 3), (32, 78_000, 2)])
-@pytest.mark.kept_in_ci(2)
 def test_texts_with_drafts_have_the_distribution_of_the_model(rule, vocab_size, count, length):
     target, proposal = tables(1, vocab_size, length - 1), tables(2, vocab_size, length - 1)
     found = texts(rule, count, target, proposal, num_drafts=2)
@@ -207,8 +206,7 @@ def test_a_small_fault_would_be_found():
     assert chi_square_fails(found[:, 0], exact)
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_position_that_is_drafted_again_needs_new_numbers_if_whole_runs_are_judged():
     # Block verification looks at drafts behind the one that it refuses. Had they the same noise in the next step, the text
     # so far would tell something of it, and the drafter's distribution would not be the distribution it draws by.
@@ -223,7 +221,6 @@ def test_a_position_that_is_drafted_again_needs_new_numbers_if_whole_runs_are_ju
 
 
 @pytest.mark.slow
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.parametrize("parents", [(0, 0), (0, 0, 0), (0, 0, 1)])
 def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
     count, vocab_size = 58_000, 8

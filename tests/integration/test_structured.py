@@ -209,7 +209,6 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(llm: LLM, wanted:
 # ------------------------------------------------------------------------------------------------- other tokenizers
 
 
-@pytest.mark.kept_in_ci(4)
 @pytest.mark.representatives(4)
 @pytest.mark.parametrize("name", ["llama2", "gpt2_prefix_space", "lowercase", "nfkc"])
 def test_a_tokenizer_that_changes_a_prompt_writes_the_text_that_was_asked_for(name: str, tmp_path: Path) -> None:
@@ -255,7 +254,6 @@ def _gets_a_spent_state(processor: Structured, start: RowStart) -> None:
 TAKE = Structured._take
 
 
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("fault", "words"),

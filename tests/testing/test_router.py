@@ -253,7 +253,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
-@pytest.mark.kept_in_ci(4)
+@pytest.mark.representatives(2, ci=4)
 def test_suite_fails_a_broken_router(failures_of, mutant, test):
     assert failures_of(RouterConformance, mutant, only=test)
 

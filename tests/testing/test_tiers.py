@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from support.tiers import CI, DEFAULT, mark_release, mark_repeats, try_fewer_examples
+from support.tiers import CI, DEFAULT, FEW, mark_nightly, mark_repeats, try_fewer_examples
 
 
 class Item:
@@ -44,7 +44,7 @@ def test_representatives_are_spread_evenly(kept: int, total: int, stay: list[int
 
 
 def test_without_a_mark_a_few_parameter_sets_stay() -> None:
-    assert len(mark([Item(number, len) for number in range(100)])) == DEFAULT.kept_of_more
+    assert len(mark([Item(number, len) for number in range(100)])) == FEW
 
 
 def test_what_is_slow_anyway_is_no_representative() -> None:
@@ -55,33 +55,40 @@ def test_what_is_slow_anyway_is_no_representative() -> None:
     ]
 
 
-def test_what_is_for_a_release_is_slow_and_no_representative() -> None:
-    items = [Item(0, len, pytest.mark.release), *(Item(number, len) for number in range(1, 3))]
-    mark_release(items)  # type: ignore[arg-type]
+def test_what_is_for_the_night_is_slow_and_no_representative() -> None:
+    items = [Item(0, len, pytest.mark.nightly), *(Item(number, len) for number in range(1, 3))]
+    mark_nightly(items)  # type: ignore[arg-type]
     assert mark(items) == [1, 2]
 
 
-def test_of_a_long_test_some_parameter_sets_are_kept_and_the_others_are_for_a_release() -> None:
-    items = [Item(number, len, pytest.mark.kept_in_ci(2), pytest.mark.representatives(1)) for number in range(5)]
-    mark_release(items)  # type: ignore[arg-type]
-    assert [item.number for item in items if not item.get_closest_marker("release")] == [0, 4]
+def test_of_a_long_test_some_parameter_sets_are_kept_and_the_others_are_nightly() -> None:
+    items = [Item(number, len, pytest.mark.representatives(1, ci=2)) for number in range(5)]
+    mark_nightly(items)  # type: ignore[arg-type]
+    assert [item.number for item in items if not item.get_closest_marker("nightly")] == [0, 4]
     assert mark(items) == [0]
 
 
 def test_ci_keeps_at_least_the_representatives() -> None:
     items = [Item(number, len, pytest.mark.representatives(7)) for number in range(20)]
-    mark_release(items)  # type: ignore[arg-type]
-    assert len([item for item in items if not item.get_closest_marker("release")]) == 7
+    mark_nightly(items)  # type: ignore[arg-type]
+    assert len([item for item in items if not item.get_closest_marker("nightly")]) == 7
     assert len(mark(items)) == 7
 
 
-@pytest.mark.parametrize("total", [1, CI.most_whole, CI.most_whole + 1, 100])
-def test_without_a_mark_all_of_a_few_parameter_sets_are_kept_in_ci(total: int) -> None:
+@pytest.mark.parametrize("total", [1, FEW, FEW + 1, 100])
+def test_without_a_mark_a_few_parameter_sets_are_in_ci_and_all_in_one_of_two_tiers(total: int) -> None:
     items = [Item(number, len) for number in range(total)]
-    mark_release(items)  # type: ignore[arg-type]
-    kept = [item for item in items if not item.get_closest_marker("release")]
-    assert len(kept) == (total if total <= CI.most_whole else CI.kept_of_more)
-    assert len(mark(items)) == min(total, DEFAULT.kept_of_more)
+    mark_nightly(items)  # type: ignore[arg-type]
+    assert len([item for item in items if not item.get_closest_marker(CI.marker)]) == min(total, FEW)
+    assert len(mark(items)) == min(total, FEW)
+
+
+def test_the_long_histories_of_every_policy_are_nightly_and_the_other_tests_take_turns() -> None:
+    test = _test_of_a_suite()
+    items = [Item(number, test, parent=number) for number in range(3)]
+    items[1].originalname = "test_any_of_many_long_histories_keeps_the_invariants"
+    mark_nightly(items)  # type: ignore[arg-type]
+    assert [bool(item.get_closest_marker(CI.marker)) for item in items] == [False, True, True]
 
 
 def _test_of_a_suite() -> Any:

@@ -52,7 +52,7 @@ def load(folder: Path) -> tuple["transformers.LlamaForCausalLM", "transformers.P
     return model, transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 class TestTrainer:
     @pytest.mark.parametrize("name", ["target", "draft"])
     def test_saved_model_has_tied_weights_and_the_tokenizers_vocabulary(self, trained: Path, name: str) -> None:
@@ -145,7 +145,7 @@ class TestShippedModels:
     @pytest.mark.slow
     @pytest.mark.skipif(not CORPUS.is_dir(), reason="the training texts are not on this machine")
     @pytest.mark.parametrize(("name", "column"), [("target", 0), ("draft", 1)])
-    @pytest.mark.release
+    @pytest.mark.nightly
     def test_held_out_loss_is_what_the_card_says(self, name: str, column: int) -> None:
         model, tokenizer = load(DEMO / name)
         texts = demo_corpus.load_corpus(CORPUS, seed=0).held_out.values()

@@ -213,7 +213,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 class TestTrainer:
     def test_directory_loads_as_a_llama_model_with_one_token_more(self, trained: Path) -> None:
         model = transformers.AutoModelForCausalLM.from_pretrained(trained / "parallel", local_files_only=True)

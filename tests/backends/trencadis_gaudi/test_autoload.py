@@ -78,7 +78,6 @@ def generate(software: Path, *words: str, before: str = "", **environ: str) -> t
         ((), {"PT_HPU_LAZY_MODE": "1"}, "1"),
     ],
 )
-@pytest.mark.kept_in_ci(1)
 def test_every_mode_is_in_the_environment_before_torch_is_imported(software, words, environ, mode):
     told, seen = generate(software, *words, **environ)
     assert "The Gaudi software is installed, but finds no Gaudi." in told

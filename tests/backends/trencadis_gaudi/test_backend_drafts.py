@@ -64,7 +64,7 @@ def agree(found, expected):
     )
 
 
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "greedy"),
@@ -85,7 +85,7 @@ def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, mo
     assert EveryLength.lengths >= set(range(7))
 
 
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "drafter"),

@@ -68,7 +68,7 @@ class TestEagerOnAGaudi(OnAGaudi):
     mode = "eager"
 
 
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("way", [{}, {"contiguous": True, "defragmenter": {"threshold": 0}}], ids=["by-id", "by-range"])
 @pytest.mark.parametrize("mode", ["lazy", "compile"])
 def test_after_the_warm_up_a_random_workload_compiles_nothing_on_a_gaudi(model_path, mode, way):

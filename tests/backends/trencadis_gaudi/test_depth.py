@@ -43,7 +43,6 @@ def texts(engine):
     return {name: one.token_ids.tolist() for name, one in served.items() if one.finish_reason.value != "abort"}
 
 
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lazy", "compile", "eager"])
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -45,7 +45,7 @@ def vectors(path, backend="gaudi", *, tables=None, lengths=LENGTHS, **options):
     return np.stack([found[str(index)].vector for index in range(len(lengths))]), metrics
 
 
-MODES = ["lazy", pytest.param("compile", marks=pytest.mark.release), pytest.param("eager", marks=pytest.mark.slow)]
+MODES = ["lazy", pytest.param("compile", marks=pytest.mark.nightly), pytest.param("eager", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -58,7 +58,7 @@ def test_vectors_are_those_of_the_torch_backend_and_nothing_is_compiled_after_th
     assert recompilations == 0
 
 
-@pytest.mark.kept_in_ci(6)
+@pytest.mark.representatives(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
@@ -69,7 +69,7 @@ def test_every_pooling_of_every_architecture(model_path, kind, pooling):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_compiled_whole_model_embeds_the_same(model_path):
     expected, _ = vectors(model_path("llama"), "torch")
     found, recompilations = vectors(

@@ -139,7 +139,6 @@ def test_experts_whose_shapes_depend_on_the_routing_are_refused():
         use_experts(AutoModelForCausalLM.from_config(config), lambda: None, CPU)
 
 
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lazy", "compile", "eager"])
 @pytest.mark.parametrize("kind", KINDS)

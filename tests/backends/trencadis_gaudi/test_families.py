@@ -19,8 +19,7 @@ def texts(path, **options):
     return {name: one.token_ids.tolist() for name, one in finished.items()}
 
 
-@pytest.mark.kept_in_ci(6)
-@pytest.mark.representatives(1)
+@pytest.mark.representatives(1, ci=6)
 @pytest.mark.parametrize("kind", SERVED)
 def test_family_generates_what_the_backend_torch_does(tmp_path, kind):
     """In lazy mode, captured as requests come."""
@@ -28,7 +27,6 @@ def test_family_generates_what_the_backend_torch_does(tmp_path, kind):
     assert texts(path, **FEW_SIZES, warmup=False) == texts(path, backend="torch")
 
 
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVED[::22])
 @pytest.mark.parametrize("mode", ["lazy", "compile", "eager"])

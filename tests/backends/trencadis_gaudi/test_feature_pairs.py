@@ -133,7 +133,6 @@ def name_of(case):
     return "-".join(case[axis] for axis in AXES)
 
 
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[12], CASES[1], CASES[0], CASES[6]], ids=name_of)
 def test_representatives_of_every_pair_compile_nothing_and_break_no_graph(model_path, case, caplog):

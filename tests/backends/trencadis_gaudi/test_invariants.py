@@ -93,7 +93,7 @@ def whole(tokens, served):
     )
 
 
-@pytest.mark.kept_in_ci(5)
+@pytest.mark.representatives(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=SLOW), "gemma3"])
@@ -107,8 +107,7 @@ def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens,
     engine.close()
 
 
-@pytest.mark.kept_in_ci(2)
-@pytest.mark.representatives(1)
+@pytest.mark.representatives(1, ci=2)
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 def test_greedy_tokens_after_the_warm_up_are_those_of_the_torch_backend(greedy_tokens, frozen, strategy, way):
     """Replayed graphs included."""
@@ -136,7 +135,7 @@ def test_greedy_tokens_in_eager_mode(model_path, greedy_tokens):
     engine.close()
 
 
-@pytest.mark.release  # with layers that are compiled by themselves: test_feature_pairs.py
+@pytest.mark.nightly  # with layers that are compiled by themselves: test_feature_pairs.py
 def test_greedy_tokens_with_torch_compile_of_a_table_that_is_compiled_before_the_first_request(
     model_path, greedy_tokens
 ):
@@ -173,8 +172,7 @@ def frozen(model_path, tmp_path_factory):
         engine.close()
 
 
-@pytest.mark.kept_in_ci(2)
-@pytest.mark.representatives(1)
+@pytest.mark.representatives(1, ci=2)
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @settings(
     max_examples=2,  # the first is the simplest there is; both are the same in every case
@@ -193,7 +191,7 @@ def test_after_the_warm_up_a_random_workload_compiles_nothing(frozen, strategy, 
     assert engine.totals.num_finished - before == 14
 
 
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "way", "seed", "num_pieces"),
@@ -243,7 +241,7 @@ def test_workloads_meet_what_is_hard(model_path):
     assert gathered.totals.num_prompt_tokens_cached
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_random_numbers_of_the_host_compile_nothing_and_give_the_same_tokens(model_path, monkeypatch):
     """A device without 64-bit arithmetic, as a Gaudi in lazy mode is; drafts with a rule that needs random numbers, too."""
     tables = {

@@ -74,7 +74,7 @@ class TestGatheredOnCuda(TestRagged):
 
 
 @needs_native
-@pytest.mark.release
+@pytest.mark.nightly
 class TestGraphsThatNobodyPrepared(TestRagged):
     """Each pass runs without a graph, through the kernel that graphs call."""
 

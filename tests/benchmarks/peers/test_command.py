@@ -55,8 +55,7 @@ def test_prompts_of_a_trained_model_are_passages_of_text(cache: Path) -> None:
     assert prompts != WORKLOADS["streams8"].prompts(seed=2, vocab_size=TINY.vocab_size, text=text)
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 def test_ours_and_transformers_do_the_same_work(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

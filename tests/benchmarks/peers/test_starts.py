@@ -15,8 +15,7 @@ from peers.starts import GENERATE, SERVE, command_starts
 BURN = "import time\nwhile time.process_time() < 0.3: pass\n"
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 def test_each_command_is_started_once_for_nothing_and_then_counted(tmp_path: Path) -> None:
     found = command_starts(1, {"XDG_CACHE_HOME": str(tmp_path)})
     assert [one["command"] for one in found] == [GENERATE, SERVE]

@@ -39,7 +39,7 @@ _ENGINE = ",".join(
 )
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.representatives(1, ci=3)
 @pytest.mark.parametrize(
     ("arguments", "sound", "code", "printed"),
     [
@@ -52,7 +52,6 @@ _ENGINE = ",".join(
         (["generate", "--max-tokens", "1", "hi"], f"{_ENGINE},trencadis_torch", 0, "\n"),
     ],
 )
-@pytest.mark.kept_in_ci(3)
 def test_commands_of_the_core_and_doctor_need_no_plugin_but_those_they_run(arguments, sound, code, printed):
     ran = subprocess.run(
         [sys.executable, "-c", _BREAK, *arguments],

@@ -92,7 +92,7 @@ def check_evidence(evidence) -> None:
     assert evidence["not_measured"] == "--no-confirm"
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_evidence_is_the_same_each_time(tune, folder) -> None:
     arguments = ("--step-times", "steps.json", "--keep", KEPT, "--no-confirm")
     for name in ("one.json", "two.json"):
@@ -100,7 +100,7 @@ def test_evidence_is_the_same_each_time(tune, folder) -> None:
     assert (folder / "one.json").read_bytes() == (folder / "two.json").read_bytes()
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_model_that_cannot_run_here_is_not_measured_and_nothing_is_lost(tune, folder) -> None:
     arguments = ("--step-times", "steps.json", "--keep", KEPT, "--model.path", "nowhere", "--out", "tuned.toml")
     code, told = tune(*arguments)
@@ -109,14 +109,14 @@ def test_a_model_that_cannot_run_here_is_not_measured_and_nothing_is_lost(tune, 
     assert tomllib.loads((folder / "tuned.toml").read_text())["model"] == {"path": "nowhere"}
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_step_times_of_a_sheet_are_not_measured(tune) -> None:
     code, told = tune("--step-times", "h100:llama_3_1_8b", "--keep", f"{KEPT},engine", "--engine.max-num-seqs", "1")
     assert code == 0
     assert "Nothing was measured: step times of a device sheet say nothing of this machine" in told
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_with_step_times_from_a_file_the_best_two_and_the_start_are_measured_here(tune, folder) -> None:
     code, told = tune("--step-times", "steps.json", "--keep", KEPT, "--json", "tuned.json")
     assert code == 0, told

@@ -335,19 +335,17 @@ def live_through(seeds: range, **kind: Any) -> None:
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(50, 400, 50))])
-@pytest.mark.kept_in_ci(2)
 def test_whatever_happens_texts_are_right_and_nothing_is_left(first: int) -> None:
     live_through(range(first, first + 50))
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(25, 400, 25))])
-@pytest.mark.kept_in_ci(2)
 def test_whatever_happens_in_a_pipeline_texts_are_right_and_nothing_is_left(first: int) -> None:
     live_through(range(first, first + 25), has_stages=True)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(10, 200, 10))])
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 def test_ranks_with_sequences_of_their_own_give_each_other_nothing(first: int, num_ranks: int) -> None:
     live_through(range(first, first + 10), num_ranks=num_ranks)

@@ -24,5 +24,5 @@ class LongHistory(History):
     """More of them, longer ones, and others each time."""
 
 
-TestLongHistory = pytest.mark.release(LongHistory.TestCase)
+TestLongHistory = pytest.mark.nightly(LongHistory.TestCase)
 TestLongHistory.settings = settings(ONCE, max_examples=4000, stateful_step_count=40, derandomize=False)

@@ -68,7 +68,6 @@ def test_equal_batches_leave_no_stage_idle(num_stages):
         assert [begin for begin, _ in spans[1:]] == [end for _, end in spans[:-1]]
 
 
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.parametrize(
     ("num_stages", "token_s", "num_blocks", "max_num_seqs"),
     [

@@ -54,7 +54,7 @@ def turned_away(kind: str) -> list[tuple[str, str]]:
 
 def all_of_them(test: Any) -> Any:
     """Run every parameter set in every tier: each takes milliseconds."""
-    return pytest.mark.representatives(100)(pytest.mark.kept_in_ci(100)(test))
+    return pytest.mark.representatives(100)(test)
 
 
 # -------------------------------------------------------------------------------------------------- what is written

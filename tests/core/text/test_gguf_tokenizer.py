@@ -72,8 +72,7 @@ def bytewise(pre: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.representatives(4)
-@pytest.mark.kept_in_ci(5)
+@pytest.mark.representatives(4, ci=5)
 @pytest.mark.parametrize(
     ("architecture", "metadata"),
     [

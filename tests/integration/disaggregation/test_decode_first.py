@@ -145,7 +145,7 @@ def test_prefill_engine_tells_clients_that_they_are_wrong_here(cluster: ClusterP
     assert taken.json()["kv_transfer_params"]["remote_num_tokens"] >= 16
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_prefill_process_that_is_killed_in_the_middle_costs_no_answer_and_comes_back(
     cluster: ClusterProcess, alone: Callable[[str], str]
 ) -> None:

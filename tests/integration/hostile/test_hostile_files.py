@@ -268,8 +268,7 @@ def outcome(arguments: list[str], file: str, capsys: pytest.CaptureFixture[str])
     return code
 
 
-@pytest.mark.representatives(24)
-@pytest.mark.kept_in_ci(240)
+@pytest.mark.representatives(24, ci=240)
 @pytest.mark.parametrize(
     ("command", "name", "content"), CASES, ids=[f"{command}: {name}" for command, name, _ in CASES]
 )
@@ -303,8 +302,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.representatives(8)
-@pytest.mark.kept_in_ci(len(COMMANDS) * len(PLACES))
+@pytest.mark.representatives(8, ci=len(COMMANDS) * len(PLACES))
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_no_file_is_named_and_described(command, place, tmp_path, capsys, monkeypatch):
@@ -332,7 +330,6 @@ READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 @pytest.mark.representatives(len(READERS))
-@pytest.mark.kept_in_ci(len(READERS))
 @pytest.mark.parametrize("name", READERS)
 def test_a_bad_file_of_a_setting_is_named_and_described(name, tmp_path):
     ending, read = READERS[name]

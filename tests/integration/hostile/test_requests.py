@@ -63,7 +63,7 @@ def assert_unharmed(server: Server, engine: int | None) -> None:
     assert held_s < MOST_HELD_S
 
 
-@pytest.mark.parametrize("num_cases", [60, pytest.param(200, marks=pytest.mark.release)])
+@pytest.mark.parametrize("num_cases", [60, pytest.param(200, marks=pytest.mark.nightly)])
 def test_bad_requests_are_refused_and_harm_nobody(server: Server, bad: BadRequests, num_cases: int) -> None:
     attack = Attack(bad, server.port, server.admin_port, at_once=4, raw_share=0.0)
     undisturbed, engine = asyncio.run(texts(server)), server.engine_pid()
@@ -188,7 +188,7 @@ def test_growth_is_judged_in_lives_of_a_third_of_a_run(
     assert figures.missed == missed
 
 
-@pytest.mark.release  # one at a time: tests/integration/server/test_engine_death.py; everything mixed, for half an hour: test_soak.py
+@pytest.mark.nightly  # one at a time: tests/integration/server/test_engine_death.py; everything mixed, for half an hour: test_soak.py
 @pytest.mark.parametrize("count", [2, 12])
 def test_kills_stops_and_cancels_leave_nothing_and_everybody_is_told(count: int) -> None:
     server = Server(*FLAGS, *KILL_FLAGS)

@@ -159,8 +159,7 @@ class Running:
         self.engine.close()
 
 
-@pytest.mark.kept_in_ci(5)
-@pytest.mark.representatives(1)
+@pytest.mark.representatives(1, ci=5)
 @pytest.mark.parametrize(
     "case",
     [

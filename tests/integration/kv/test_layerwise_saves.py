@@ -260,7 +260,7 @@ def stored_of_demo(layout: str, monkeypatch: pytest.MonkeyPatch, **config: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
 def test_demo_models_blocks_are_the_same_bytes(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, no_waits = stored_of_demo(layout, monkeypatch)

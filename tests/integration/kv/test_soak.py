@@ -337,7 +337,7 @@ def num_descriptors() -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts memory and descriptors as Linux shows them")
 @pytest.mark.parametrize("name", [STORES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in STORES[1:])])
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 def test_whatever_happens_texts_are_right_and_nothing_is_lost_or_left(
     name: str, tmp_path: Path, wild_wall_clock: None
 ) -> None:

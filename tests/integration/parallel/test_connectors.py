@@ -80,7 +80,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("read", "written"),
     [("one", "tp 2"), *(pair for pair in itertools.product(LAYOUTS, LAYOUTS) if pair != ("one", "tp 2"))],
@@ -92,8 +92,7 @@ def test_greedy_tokens_are_the_same_with_a_store_that_another_layout_filled(stor
     assert all(number >= 24 for number in num_cached), "prefixes of three blocks and more were saved"
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["tp 2", "pp 2"])
 def test_host_memory_before_a_directory_serves_what_the_device_has_no_room_for(tmp_path, expected, layout):
     config = on_disk(tmp_path, **{"kv_connector.name": "tiered", "cache.num_blocks": 18})
@@ -112,8 +111,7 @@ def test_host_memory_before_a_directory_serves_what_the_device_has_no_room_for(t
     assert by_tier["host_offload"] > 0, loads
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_server_is_reached_by_every_rank(expected):
     with running_redis() as server:
         config = {
@@ -130,8 +128,7 @@ def test_a_server_is_reached_by_every_rank(expected):
     assert all(num_cached)
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.3, 0.6])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_between_loads_and_saves_costs_no_request(expected, tmp_path, victim, delay_s):
@@ -152,8 +149,7 @@ def test_a_rank_that_is_killed_between_loads_and_saves_costs_no_request(expected
     assert found == expected, "what was half written is served to nobody"
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 def test_ranges_that_the_ranks_do_not_hold_are_refused_at_the_start(tmp_path):
     config = on_disk(tmp_path, **{"kv_connector.filesystem.head_groups": 2})
     with pytest.raises(ConfigValueError, match=r"\[kv_connector.filesystem\] head_groups .* to a multiple of 4"):

@@ -18,7 +18,7 @@ from trencadis.text import load_tokenizer
 
 KINDS = ("mixtral", "qwen3_moe", "gpt_oss")
 TOKENS = 8
-RELEASE = (pytest.mark.slow, pytest.mark.release)
+NIGHTLY = pytest.mark.nightly
 PRESSED = {"cache.num_blocks": 6, "model.max_model_len": 96}
 """So few blocks a rank that running sequences are preempted."""
 
@@ -55,13 +55,12 @@ def in_threads(monkeypatch, path, size, overrides):
     return {"cache.num_blocks": 48, **ranks_in_threads(monkeypatch, path, size, **options), **others}
 
 
-@pytest.mark.parametrize("kind", [*KINDS[:1], *(pytest.param(kind, marks=RELEASE) for kind in KINDS[1:])])
+@pytest.mark.parametrize("kind", [*KINDS[:1], *(pytest.param(kind, marks=NIGHTLY) for kind in KINDS[1:])])
 def test_answers_are_those_of_one_process(mixture, expected, monkeypatch, kind):
     assert answers(TOKENS, **in_threads(monkeypatch, mixture(kind), 2, {})) == expected(kind)
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("setup", list(SETUPS)[1:])
 def test_answers_are_those_of_one_process_with_whatever_else_is_asked(mixture, expected, monkeypatch, kind, setup):
@@ -69,8 +68,7 @@ def test_answers_are_those_of_one_process_with_whatever_else_is_asked(mixture, e
     assert answers(TOKENS, **in_threads(monkeypatch, mixture(kind), size, overrides)) == expected(kind)
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("setup", SETUPS)
 def test_ranks_in_processes_give_the_answers_of_one(mixture, expected, setup):
     size, overrides = SETUPS[setup]
@@ -113,8 +111,7 @@ def history(config, encode, seed):
         return told, engine.totals
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "more",
@@ -140,8 +137,7 @@ def test_requests_that_come_and_go_at_random_have_the_tokens_of_one_process(mixt
     assert sum(map(len, found.values())) > 100
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 def test_one_request_after_another_leaves_a_rank_idle_all_the_time(mixture, expected):
     layout = {"parallel.tensor": 2, "parallel.expert": 2, "parallel.attention": "data"}
     config = {"executor.name": "processes", "cache.num_blocks": 48, "observer.names": [], **layout}
@@ -152,8 +148,7 @@ def test_one_request_after_another_leaves_a_rank_idle_all_the_time(mixture, expe
             assert output.outputs[0].token_ids == expected("mixtral")[f"greedy: {prompt}"][0][0]
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_rank_that_leaves_out_an_exchange_is_reported_in_processes_too(mixture, monkeypatch):
     config = {
         **in_threads(monkeypatch, mixture("mixtral"), 2, {}),

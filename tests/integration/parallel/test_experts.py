@@ -74,7 +74,7 @@ def test_prompts_in_chunks_and_from_the_cache_go_on_as_those_of_transformers(mix
     assert value(page, "trencadis_prompt_tokens_cached_total") > 0
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_loads_that_processes_measure_place_experts_of_the_next_ones(mixture, expected, tmp_path):
     config = {"executor.name": "processes", "parallel.tensor": 2, "parallel.expert": 2}
     texts, page = generate(mixture, **config)

@@ -36,8 +36,7 @@ def bench():
     assert left == []
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in Linux's /proc")
 def test_whoever_is_killed_or_stopped_requests_are_answered_or_told_and_nothing_is_left(bench):
     for run in RUNS:

@@ -49,7 +49,7 @@ def served(path, tables=None, **options):
         engine.close()
 
 
-@pytest.mark.release  # as threads: tests/backends/trencadis_gaudi/parallel/test_ranks.py
+@pytest.mark.nightly  # as threads: tests/backends/trencadis_gaudi/parallel/test_ranks.py
 @pytest.mark.parametrize("setup", SETUPS)
 def test_two_processes_serve_a_trace_as_one_does_and_compile_nothing_late(path, setup):
     options = {"strategy_options": {"limit": 1}, "max_num_seqs": 2, **SETUPS[setup]}
@@ -70,7 +70,7 @@ def test_two_processes_serve_a_trace_as_one_does_and_compile_nothing_late(path, 
     assert not list(Path("/dev/shm").glob(f"trencadis-{os.getpid()}-*"))
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_rank_that_is_killed_is_started_and_warmed_up_again(path):
     options = {"strategy_options": {"limit": 1}, "max_num_seqs": 2}
     engine = gaudi_engines.open_engine(path("llama"), warmup=False, **options)

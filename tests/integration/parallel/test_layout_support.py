@@ -82,7 +82,7 @@ def one_rank() -> tuple[dict[str, Any], np.ndarray]:
     return answers()
 
 
-@pytest.mark.release  # without these features: test_tensor.py; ranks as threads: tests/integration/test_ranks.py
+@pytest.mark.nightly  # without these features: test_tensor.py; ranks as threads: tests/integration/test_ranks.py
 @pytest.mark.parametrize("setup", EXACT)
 def test_two_ranks_say_what_one_does(setup, one_rank):
     config, is_lossless = EXACT[setup]
@@ -93,7 +93,7 @@ def test_two_ranks_say_what_one_does(setup, one_rank):
     assert found["cached"] == config.get("cache.prefix_caching", True)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_numbers_in_8_bits_are_as_near_on_two_ranks_as_on_one(one_rank):
     """Of a share's inputs other ones are the largest, so that they are rounded otherwise: the error is of the same size."""
     config = {"backend.torch.quantization": "int8", "backend.torch.kv_dtype": "int8"}
@@ -120,8 +120,7 @@ OWN_SEQUENCES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("setup", OWN_SEQUENCES)
 def test_two_ranks_with_sequences_of_their_own_say_what_one_does(tmp_path, setup):
     config = {"model.path": str(save_mixture("mixtral", tmp_path)), **OWN_SEQUENCES[setup]}
@@ -133,8 +132,7 @@ def test_two_ranks_with_sequences_of_their_own_say_what_one_does(tmp_path, setup
     assert found["cached"] == config.get("cache.prefix_caching", True)
 
 
-@pytest.mark.slow
-@pytest.mark.release  # with measured loads: test_experts.py
+@pytest.mark.nightly  # with measured loads: test_experts.py
 def test_whole_experts_on_two_ranks_say_what_one_rank_does(tmp_path):
     path = save_family("mixtral", tmp_path)
     config = {

@@ -16,7 +16,7 @@ SETUPS = {
 }
 
 
-@pytest.mark.release  # two ranks: test_tensor.py
+@pytest.mark.nightly  # two ranks: test_tensor.py
 @pytest.mark.parametrize("setup", SETUPS)
 def test_answers_are_those_of_the_engines_own_process(setup):
     own, other = (answers(**{"executor.name": name}, **SETUPS[setup]) for name in ("inline", "processes"))

@@ -38,12 +38,12 @@ def on(cluster, **more):
     return {"executor.name": "ray", "executor.ray.address": cluster.address, "parallel.tensor": 2, **more}
 
 
-@pytest.mark.release  # on two nodes: test_ray_hosts.py
+@pytest.mark.nightly  # on two nodes: test_ray_hosts.py
 def test_answers_on_one_node_are_those_of_one_process(cluster):
     assert answers(**on(cluster)) == answers()
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_node_that_is_lost_costs_no_answer(cluster):
     params = SamplingParams(max_tokens=150, temperature=0.8, seed=5, ignore_eos=True)
     second = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)
@@ -67,7 +67,7 @@ def test_a_cluster_that_has_no_room_is_an_error_with_what_it_has(cluster):
         LLM(**on(cluster, **{"executor.ray.num_cpus": 50, "executor.ray.start_timeout_s": 1}))
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_an_actor_that_was_killed_costs_no_answer(cluster):
     params = SamplingParams(max_tokens=150, temperature=0.8, seed=5, ignore_eos=True)
     with LLM(**on(cluster, **{"observer.names": [], "cache.num_blocks": 128})) as llm:

@@ -49,7 +49,7 @@ def expected():
     return answers()
 
 
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", SETUPS)
 def test_answers_are_those_of_one_process(expected, setup):
@@ -58,7 +58,7 @@ def test_answers_are_those_of_one_process(expected, setup):
     assert not list(Path("/dev/shm").glob(f"trencadis-{os.getpid()}-*"))
 
 
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("divides", ["tensor", "pipeline"])
 @pytest.mark.parametrize("rank", [0, 1])

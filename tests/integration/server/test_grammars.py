@@ -29,8 +29,7 @@ def server() -> Iterator[Running]:
     asyncio.run(llm.close())
 
 
-@pytest.mark.slow
-@pytest.mark.release  # of the sampler alone: tests/plugins/trencadis_plugins/sampling/test_grammar.py
+@pytest.mark.nightly  # of the sampler alone: tests/plugins/trencadis_plugins/sampling/test_grammar.py
 def test_a_stream_goes_on_while_anothers_grammar_is_compiled_until_that_is_refused(server: Running) -> None:
     refusals: list[openai.BadRequestError] = []
 

@@ -57,7 +57,6 @@ def test_a_part_is_one_chunk_of_http_and_is_counted():
     ids=["not begun", "not in chunks", "over", "client gone", "client does not take it"],
 )
 @pytest.mark.representatives(5)
-@pytest.mark.kept_in_ci(5)
 def test_nothing_is_written_directly_unless_the_client_takes_it(state):
     assert not _DirectWrites(cycle(**state)).is_ready
 

@@ -108,7 +108,7 @@ def test_time_must_be_positive_and_checks_known(capsys):
     assert "luck" in capsys.readouterr().err
 
 
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_every_check_of_an_engine_holds_on_the_emulated_device(mode, tmp_path):
@@ -124,7 +124,7 @@ def test_every_check_of_an_engine_holds_on_the_emulated_device(mode, tmp_path):
     }
 
 
-@pytest.mark.release  # ranks as threads: tests/backends/trencadis_gaudi/parallel/test_ranks.py
+@pytest.mark.nightly  # ranks as threads: tests/backends/trencadis_gaudi/parallel/test_ranks.py
 @pytest.mark.parametrize("mode", ["lazy", "compile"])
 def test_checks_of_several_devices_hold_on_emulated_ones(mode, tmp_path):
     path = tmp_path / "report.json"

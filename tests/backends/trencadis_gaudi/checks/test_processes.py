@@ -75,7 +75,7 @@ def test_process_that_dies_in_every_check_is_started_a_few_times(monkeypatch):
     ]
 
 
-@pytest.mark.release  # in the group that imports no torch: above
+@pytest.mark.nightly  # in the group that imports no torch: above
 def test_a_check_in_a_mode_that_dies_leaves_the_others_right():
     plant = "from trencadis_gaudi.checks import numbers\nnumbers.integers = lambda bench: os.abort()"
     found = results(plant, group="eager", only=["device", "64-bit integers", "float64"])
@@ -93,7 +93,7 @@ def test_sum_over_processes_is_their_number():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.release)])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_processes_that_cannot_reach_each_other_are_named_with_their_error(count):
     found = sum_over(count, backend="hccl", device="hpu")
     assert found.holds is False

@@ -34,7 +34,6 @@ def install(root: Path, *, version="1.22.1", autoloads=True, default="0"):
         (record / "entry_points.txt").write_text("[torch.backends]\ndevice_backend = habana_frameworks:autoload\n")
 
 
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [

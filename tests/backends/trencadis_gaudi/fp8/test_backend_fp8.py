@@ -56,7 +56,6 @@ def run(backend, num_tokens=4):
     return [driver.step([Work(0)]).token_ids.tolist()[0] for _ in range(num_tokens)]
 
 
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
 def test_tokens_are_those_of_the_model_itself_and_nothing_is_compiled_late(clear_path, static, mode, kind):
@@ -140,7 +139,7 @@ ENGINES = {
 }
 
 
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ENGINES)
 def test_engines_tokens_are_those_of_the_torch_backend(clear_path, static, way):

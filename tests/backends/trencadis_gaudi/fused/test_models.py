@@ -46,7 +46,7 @@ def generated(path, *, mode, num_tokens=3, **options):
     return backend, tokens, device.num_compilations - before
 
 
-@pytest.mark.kept_in_ci(5)
+@pytest.mark.representatives(2, ci=5)
 @pytest.mark.parametrize(("kind", "mode"), CASES)
 def test_model_generates_what_transformers_does(model_path, caplog, kind, mode):
     """Experts of mixtral run in their kernel, those of gpt-oss do not."""
@@ -66,7 +66,7 @@ def test_model_generates_what_transformers_does(model_path, caplog, kind, mode):
         assert (backend.habana.dynamo.num_graph_breaks, backend.habana.dynamo.num_limit_hits) == (0, 0)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_torch_compile_makes_as_many_graphs_as_without_kernels(model_path):
     """One for each kind of layer and each bucket: two of both."""
     found = []

@@ -49,7 +49,7 @@ os._exit(0)
 """
 
 
-pytestmark = pytest.mark.release
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def serve(rank: int, address: GroupAddress, path: str, mode: str) -> dict[str, o
     return found
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["lazy", "compile"])
 def test_two_ranks_serve_in_bfloat16_and_decide_between_their_hosts(tmp_path, mode):
     path = fp8_scene.save_clear_model(tmp_path)

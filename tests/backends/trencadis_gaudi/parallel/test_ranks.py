@@ -19,7 +19,7 @@ from trencadis_testing.driver import BackendDriver, Work
 PLAN = AllocationPlan(num_blocks=30, block_size=16, num_rows=4, max_model_len=96, max_num_batched_tokens=64)
 PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
 BUCKETS = (Bucket(1, 32, 0), Bucket(1, 32, 4), Bucket(2, 1, 8, Phase.DECODE), Bucket(4, 1, 30, Phase.DECODE))
-RELEASE = pytest.mark.release
+NIGHTLY = pytest.mark.nightly
 
 
 def loaded(ranked, path, size=2, *, sampler=None, plan=PLAN, expert=1, **options):
@@ -37,7 +37,7 @@ def bucket(shape):
     return next(one for one in BUCKETS if one.covers(shape))
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 class TestTwo(BackendConformance):
     kind, size, block_size = "gemma3", 2, 16
 
@@ -53,7 +53,7 @@ class TestTwo(BackendConformance):
         return tiny_models.greedy_reference(self.path, prompt, num_tokens)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 class TestFourWithTwoKVHeads(TestTwo):
     kind, size = "llama", 4
 
@@ -73,7 +73,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("kind", "size", "expert", "mode"),
-    [pytest.param(*case, marks=RELEASE if at else ()) for at, case in enumerate(CASES)],
+    [pytest.param(*case, marks=NIGHTLY if at else ()) for at, case in enumerate(CASES)],
 )
 def test_greedy_tokens_are_those_of_transformers_in_whole_prompts_and_in_chunks(
     model_path, ranked, kind, size, expert, mode
@@ -111,7 +111,7 @@ def test_an_exchange_is_one_operation_of_a_graph_and_nothing_is_compiled_after_t
     ] * 2
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("regional", [True, False])
 def test_torch_compile_sees_exchanges_as_operations(model_path, ranked, regional):
     torch._dynamo.reset()
@@ -165,7 +165,7 @@ def served(path, **options):
     return {name: one.token_ids.tolist() for name, one in found.items()}, totals
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=RELEASE if at else ()) for at, way in enumerate(WAYS)])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=NIGHTLY if at else ()) for at, way in enumerate(WAYS)])
 def test_a_fixed_trace_of_every_kind_of_request_compiles_nothing_on_any_rank(model_path, way):
     """And brings the tokens of one rank: requests arrive, are aborted, share prefixes, lose their blocks, draw with seeds."""
     options = {"strategy_options": {"limit": 1}, "max_num_seqs": 3, **WAYS[way]}
@@ -197,7 +197,7 @@ def clear(tmp_path_factory):
     return path, {"fp8_measurements": str(measured), "kv_cache_dtype": "fp8"}
 
 
-@pytest.mark.parametrize("fp8", ["static", pytest.param("dynamic", marks=RELEASE)])
+@pytest.mark.parametrize("fp8", ["static", pytest.param("dynamic", marks=NIGHTLY)])
 def test_linear_layers_and_cache_in_fp8_run_on_shares(clear, ranked, fp8):
     """Scales of weights are those of a rank's part; the output layer stays as it is on every rank."""
     path, cache = clear

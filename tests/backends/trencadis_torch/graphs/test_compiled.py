@@ -107,8 +107,7 @@ def decode_inputs(backend):
     return seen[0]
 
 
-@pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_first_start_compiles_each_shape_once(first, directory):
     _, report = first
     assert set(report.prepared) == {PREFILL, DECODE}
@@ -130,7 +129,7 @@ def test_greedy_tokens_are_those_of_transformers_and_nothing_is_compiled_while_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["first", pytest.param("plain", marks=pytest.mark.release)])
+@pytest.mark.parametrize("kind", ["first", pytest.param("plain", marks=pytest.mark.nightly)])
 @torch.inference_mode()
 def test_logits_of_a_graph_are_those_of_the_model(request, kind):
     backend, _ = request.getfixturevalue(kind)
@@ -144,7 +143,7 @@ def test_logits_of_a_graph_are_those_of_the_model(request, kind):
     assert float(expected.std()) > 0.1
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_a_graph_of_torch_alone_makes_the_same_tokens(plain, model):
     backend, report = plain
     assert report.num_graphs == 1

@@ -166,7 +166,6 @@ def family(tmp_path_factory):
 
 
 @pytest.mark.representatives(1)
-@pytest.mark.kept_in_ci(1)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_greedy_texts_of_a_family_are_those_of_one_process(family, ranked, kind):
     alone = make(check_model=False)
@@ -312,7 +311,6 @@ MUTANTS = {
 }
 
 
-@pytest.mark.kept_in_ci(2)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_write_another_text(family, ranked, monkeypatch, name):
     kind, method, mutate = MUTANTS[name]

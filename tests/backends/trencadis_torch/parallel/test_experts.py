@@ -225,7 +225,6 @@ def logits(backend):
 
 
 @ways
-@pytest.mark.kept_in_ci(4)
 @pytest.mark.representatives(4)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("placement", ["linear", "balanced"])

@@ -66,8 +66,7 @@ def assert_parts(ranks, alone):
     assert all(heads == set(range(whole[name].shape[2])) for name, heads in covered.items())
 
 
-@pytest.mark.kept_in_ci(2)
-@pytest.mark.representatives(1)
+@pytest.mark.representatives(1, ci=2)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in UNDIVIDED])
 def test_ranks_hold_the_heads_that_they_name(tmp_path, ranked, kind, size):
@@ -80,7 +79,6 @@ def test_ranks_hold_the_heads_that_they_name(tmp_path, ranked, kind, size):
     assert_parts(backend.ranks.all, computed(make(), path))
 
 
-@pytest.mark.kept_in_ci(1)
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("kind", "layout"), [("gemma3", (2, 2)), ("gemma3", (1, 2)), ("llama", (2, 2)), ("llama", (1, 2))]

@@ -149,7 +149,6 @@ WITHOUT_PLAN = {
 }
 
 
-@pytest.mark.kept_in_ci(6)
 @pytest.mark.representatives(6)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_PLAN])
@@ -239,7 +238,7 @@ def test_sixteen_bits_run_on_shares(model_path, ranked):
 # --------------------------------------------------------------------------------------------------- whole experts
 
 
-@pytest.mark.kept_in_ci(3)
+@pytest.mark.representatives(2, ci=3)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_ranks_may_have_whole_experts(tmp_path, ranked, kind, size):
@@ -289,7 +288,6 @@ READS_EMBEDDINGS = {"gemma3n_text", "gemma4_text"}
 """Every layer gets something computed of the embeddings."""
 
 
-@pytest.mark.kept_in_ci(4)
 @pytest.mark.representatives(4)
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_STAGES | READS_EMBEDDINGS])

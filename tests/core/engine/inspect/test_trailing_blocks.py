@@ -115,7 +115,6 @@ def change_at_random(blocks, draws, held, now_s):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.kept_in_ci(64)
 @pytest.mark.representatives(64)
 def test_what_trails_becomes_what_the_blocks_were(policy, seed):
     blocks, draws, held = manager(policy), random.Random(seed), []

@@ -279,9 +279,8 @@ def first_token_after_the_end(monkeypatch) -> None:
     monkeypatch.setattr(EngineState, "finish", late)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.representatives(1, ci=2)
 @pytest.mark.parametrize("make", [ServeInOrder, Urgent, Priority, FairShare])
-@pytest.mark.kept_in_ci(2)
 def test_any_history_keeps_the_invariants(make) -> None:
     histories(make)
 

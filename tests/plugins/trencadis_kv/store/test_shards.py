@@ -76,14 +76,12 @@ def moves(store, written, read, *, settings=SHARED):
     return number and reader.load(transfer_id, [1, 2, 3][:number], [9, 4, 7])
 
 
-@pytest.mark.kept_in_ci(9)
 @pytest.mark.representatives(9)
 @pytest.mark.parametrize(("written", "read"), list(itertools.product(FOUR_HEADS, FOUR_HEADS)))
 def test_any_layout_loads_what_any_other_saved(store, written, read):
     assert moves(store, FOUR_HEADS[written], FOUR_HEADS[read]) == 3
 
 
-@pytest.mark.kept_in_ci(6)
 @pytest.mark.representatives(6)
 @pytest.mark.parametrize(("written", "read"), list(itertools.product(TWO_HEADS, TWO_HEADS)))
 def test_heads_that_several_ranks_hold_are_written_once_and_read_by_all(store, written, read):

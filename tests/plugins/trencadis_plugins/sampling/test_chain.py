@@ -113,7 +113,7 @@ def test_distributions_equal_the_definition_and_transformers(process, start, ref
     assert num_left_out < 0.01 * num_rows, num_left_out
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_distributions_equal_the_definition_and_transformers_in_ten_thousand_rows(
     process, start, reference_distribution, random_rows
 ):

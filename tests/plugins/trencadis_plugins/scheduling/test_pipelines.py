@@ -18,7 +18,7 @@ from trencadis_testing.staged_executor import StagedExecutor, num_tokens_of
 COMPONENTS = {component.name: component for component in trencadis_scheduling_policies()}
 
 
-@pytest.mark.kept_in_ci(3)
+@pytest.mark.representatives(2, ci=3)
 @pytest.mark.parametrize("num_stages", [2, 4])
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_texts_are_right_and_the_policy_stays(name, num_stages):

@@ -121,7 +121,7 @@ PUBLISHED = [
 blocks. LRU and both LFU touch the blocks of a request from the head on, the others from the tail."""
 
 
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "make", "tail_first", "ratios", "synthetic"), PUBLISHED, ids=[r[0] for r in PUBLISHED]
@@ -146,7 +146,7 @@ def test_the_trace_cannot_give_more_hits_than_published() -> None:
     assert sum(len(request.contents) for request in public_trace()) == 146_464
 
 
-@pytest.mark.release  # that the policies are as good as published: above
+@pytest.mark.nightly  # that the policies are as good as published: above
 @pytest.mark.parametrize("capacity", [3000, 10_000])
 def test_policies_beat_lru_after_the_minutes_their_defaults_were_chosen_on(capacity: int) -> None:
     lru, lfu, cost_aware, arc = (

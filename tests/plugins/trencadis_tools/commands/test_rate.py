@@ -17,7 +17,6 @@ from trencadis_tools.commands import bench, compare, simulate, workload
     ids=["compare", "simulate", "workload", "bench"],
 )
 @pytest.mark.representatives(8)
-@pytest.mark.kept_in_ci(8)
 def test_every_command_takes_a_rate_in_both_spellings(command, words, rate, flag) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)

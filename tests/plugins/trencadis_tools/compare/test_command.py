@@ -257,7 +257,7 @@ def test_rates_and_swept_settings_are_points_with_lines_over_them(compare) -> No
     assert "<figcaption>ttft_mean over rate, requests/s, engine.max_num_seqs = 4</figcaption>" in text
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_one_trace_is_compared_by_blocks_of_its_requests(compare, folder) -> None:
     lines = [
         json.dumps(
@@ -304,7 +304,6 @@ def test_one_trace_is_compared_by_blocks_of_its_requests(compare, folder) -> Non
     ],
 )
 @pytest.mark.representatives(21)
-@pytest.mark.kept_in_ci(21)
 def test_what_makes_no_sense_is_said_before_anything_runs(compare, words: list[str], said: str) -> None:
     Path("same.toml").write_text(Path("narrow.toml").read_text())
     code, out, err = compare(*words)

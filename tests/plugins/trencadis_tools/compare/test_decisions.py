@@ -84,7 +84,6 @@ def test_a_policy_that_decided_otherwise_is_not_said_to_have_decided_nothing(com
     ],
 )
 @pytest.mark.representatives(3)
-@pytest.mark.kept_in_ci(3)
 def test_what_a_policy_reads_and_no_request_has_is_said(compare, policy, said, table) -> None:
     assert said in compare("fcfs", policy)
     Path("load.toml").write_text(LOAD + table)

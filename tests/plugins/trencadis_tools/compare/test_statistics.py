@@ -52,7 +52,7 @@ def test_block_intervals_hold_the_true_difference_as_often_as_they_should(phi: f
     assert coverage(phi, num=2000, repeats=100) >= 0.82
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("phi", "quantile", "least"), [(0.0, None, 0.94), (0.8, None, 0.94), (0.0, 0.9, 0.93), (0.8, 0.9, 0.93)]
 )
@@ -77,13 +77,13 @@ def test_watching_every_pair_errs_in_one_comparison_of_twenty() -> None:
     assert false_positives(num_pairs=300, repeats=300) <= 0.09
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_false_positives_of_the_sequence_in_1500_runs_of_1000_pairs() -> None:
     # The standard error is .0056.
     assert false_positives(num_pairs=1000, repeats=1500) <= 0.05 + 2 * 0.0056
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("phi", [0.0, 0.8, 0.95])
 def test_false_positives_of_the_sequence_over_blocks_of_a_trace_that_is_run_twice_as_far_each_time(phi: float) -> None:
     rng = np.random.default_rng(5)

@@ -64,7 +64,7 @@ def test_a_queue_at_half_load_is_steady_and_an_overloaded_one_is_not() -> None:
     assert share_growing(1.3, repeats=10) == 1.0
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("load", "least", "most"), [(0.5, 0.0, 0.01), (0.8, 0.0, 0.02), (0.9, 0.0, 0.03), (1.1, 0.6, 1.0), (1.2, 0.97, 1.0)]
 )

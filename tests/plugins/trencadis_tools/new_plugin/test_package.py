@@ -38,7 +38,7 @@ def test_packages_of_every_noun_pass_their_tests_with_the_extra_that_they_name_a
     venv.run(f"pytest -q -p no:cacheprovider --import-mode=importlib --rootdir . {folders}", cwd=tmp_path)
 
 
-@pytest.mark.release  # that the suite finds such a fault: tests/testing/test_sampling.py
+@pytest.mark.nightly  # that the suite finds such a fault: tests/testing/test_sampling.py
 def test_a_samplers_rule_is_tested_although_its_defaults_switch_it_off(tmp_path: Path):
     home, _ = new_plugin(PluginNames.read("sampling", "lottery"), tmp_path)
     module = home / "src" / "trencadis_sampling_lottery" / "lottery.py"
@@ -125,7 +125,7 @@ def test_directory_that_may_not_be_written_to_is_refused(tmp_path: Path):
         new_plugin(PluginNames.read("eviction", "lottery"), Path("/proc"))
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_packages_of_every_noun_pass_their_own_type_check(tmp_path: Path):
     """All in one run: what they import is then checked once."""
     pytest.importorskip("mypy", reason="mypy is not installed: pip install -e '.[dev]'")

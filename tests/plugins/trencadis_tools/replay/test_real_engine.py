@@ -32,7 +32,7 @@ def record(folder, **config):
             "model.max_model_len": 300,
             "flight_recorder.num_steps": 12,
         },
-        pytest.param({}, marks=pytest.mark.release),
+        pytest.param({}, marks=pytest.mark.nightly),
     ],
     ids=["speculation, preemption, in mid-run", "plain"],
 )

@@ -222,7 +222,7 @@ print(repr(run(mixed(), tables, replicas=3, drafts=facts).records))
 """
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_equal_inputs_give_equal_bytes_whatever_the_hash_seed():
     printed = printed_under_hash_seeds(PRINTED)
     assert len(printed) == 1

@@ -47,7 +47,7 @@ def mean_wait_s(result):
     return sum(record.e2e_s - SERVICE_S for record in result.records) / len(result.records)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_one_request_a_step_is_an_m_d_1_queue(load):
     """Mean wait ρ·s / (2·(1 − ρ)). The standard error of n correlated waits is that of n·(1 − ρ)² / 2 independent ones of that size.
@@ -101,7 +101,7 @@ def test_the_shortest_queue_with_equal_services_is_one_queue_for_all():
         assert record.finished_s == pytest.approx(free_s[0], abs=1e-9)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_many_replicas_of_memoryless_services_wait_as_erlang_says():
     """M/M/c by answers of geometric length, one token a step of s seconds: the wait of M/M/c within 10 % at 30,000 requests.
 

@@ -97,7 +97,7 @@ def test_the_engine_on_a_fake_model_makes_the_steps_of_the_simulated_device(fake
     assert sum(length for step in steps for _, _, length in step) > 500
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_the_engine_on_torch_makes_the_steps_of_the_simulated_device(overlaps):
     tables = TABLES | {"engine": {**TABLES["engine"], "async_scheduling": overlaps}, "backend": {"name": "torch"}}
@@ -197,7 +197,7 @@ def test_a_simulated_device_makes_the_steps_of_an_engine_with_drafts_that_it_is_
     assert {0, 1, 2} <= set(accepted)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", ["fixed", "table"])
 def test_a_simulated_device_makes_the_steps_of_torch_with_n_grams(length):
     tables = TABLES | {"backend": {"name": "torch"}, "speculation": {"name": "ngram"}, "draft_length": {"name": length}}

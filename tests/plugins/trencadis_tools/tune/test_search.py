@@ -185,7 +185,7 @@ def test_trials_of_draft_lengths_take_the_steps_that_are_left() -> None:
         assert trial.e2e_mean_s == pytest.approx(seconds)
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_as_many_drafts_as_cost_nothing_are_found() -> None:
     space, trials = drafting()
     found = search(space, trials, Parts(rungs=("short",), held_out="other"), hint=1.0, budget=30)

@@ -52,6 +52,6 @@ def test_the_twin_has_the_published_numbers() -> None:
     compare(attrs.evolve(read_recipe("twin_agents"), num_requests=500))
 
 
-@pytest.mark.release
+@pytest.mark.nightly
 def test_the_twin_has_the_published_numbers_within_five_per_cent() -> None:
     compare(attrs.evolve(read_recipe("twin_agents"), num_requests=6_500))

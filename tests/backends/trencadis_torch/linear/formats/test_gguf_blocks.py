@@ -13,7 +13,6 @@ from trencadis_torch.linear.formats.gguf_blocks import FORMS, unpacked
 gguf = pytest.importorskip("gguf")
 
 
-@pytest.mark.kept_in_ci(13)
 @pytest.mark.representatives(13)
 @pytest.mark.parametrize("kind", FORMS)
 def test_blocks_have_the_values_of_the_reference(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

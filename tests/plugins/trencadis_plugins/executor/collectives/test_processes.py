@@ -200,7 +200,7 @@ def test_a_place_to_meet_that_is_none_is_named(start_processes):
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), [("hccl", "Gaudi software"), pytest.param("nccl", "NCCL|nccl|CUDA", marks=pytest.mark.release)]
+    ("kind", "word"), [("hccl", "Gaudi software"), pytest.param("nccl", "NCCL|nccl|CUDA", marks=pytest.mark.nightly)]
 )
 @pytest.mark.slow
 def test_a_device_library_that_is_missing_is_named(start_processes, kind, word):

@@ -73,7 +73,6 @@ def test_ranks_go_on_without_the_process_they_were_forked_from_and_the_next_come
 
 
 @pytest.mark.parametrize("stopped", ["rank", "template", "rank and template", "nobody"])
-@pytest.mark.kept_in_ci(2)
 def test_nothing_is_left_of_an_executor_that_was_killed(stopped):
     code = (
         "import os, signal\n"

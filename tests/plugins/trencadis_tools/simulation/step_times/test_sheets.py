@@ -207,7 +207,7 @@ def test_a_sheet_of_ones_own_is_the_same_as_one_of_the_package(tmp_path):
         load_step_times(file)
 
 
-@pytest.mark.kept_in_ci(13)
+@pytest.mark.representatives(2, ci=13)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
