@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 ENGINE_ROOMS: tuple[tuple[str, ...], ...] = (
-    ("build", "layout_support"),
+    ("build", "layout_support", "parts"),
     ("engine",),
     ("commit", "inspect"),
     (
@@ -39,6 +39,7 @@ ENGINE_ROOMS: tuple[tuple[str, ...], ...] = (
         "embedding",
         "preparations",
         "request_validation",
+        "sampling",
         "sampling_fingerprint",
     ),
     ("stage", "request_check"),

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from trencadis.config.settings import ENVIRONMENT_PREFIX
     from trencadis.console import on_terminal, track
     from trencadis.engine.batching.warmup import completing_buckets
-    from trencadis.engine.build import Meters, build_engine
+    from trencadis.engine.build import build_engine
     from trencadis.engine.cache.guarded import GuardedEviction
     from trencadis.engine.cache.hashing import BlockHasher
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
-    from trencadis.engine.guard import Fallback, Guarded
+    from trencadis.engine.guard import Guarded
     from trencadis.engine.inspect.flight_recorder import FlightRecorder
     from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
     from trencadis.engine.request_check import check_request
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         load_with_plugins,
         resolve_plan,
     )
+    from trencadis.registry.building import Builder, Meters
     from trencadis.registry.listing import rows_of
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
@@ -105,6 +106,7 @@ _HOMES = {
     "ActivityReading": "activity",
     "ActivityView": "activity",
     "BlockHasher": "engine.cache.hashing",
+    "Builder": "registry.building",
     "Choice": "registry",
     "ClientRequest": "client.client_request",
     "Command": "client.dispatcher",
@@ -119,13 +121,12 @@ _HOMES = {
     "EnginePhase": "activity",
     "EngineTotals": "records",
     "FailureCosts": "engine.scheduling.tenants",
-    "Fallback": "engine.guard",
     "FlightRecorder": "engine.inspect.flight_recorder",
     "Frontend": "client.frontend",
     "Guarded": "engine.guard",
     "GuardedEviction": "engine.cache.guarded",
     "LedgerEntry": "startup",
-    "Meters": "engine.build",
+    "Meters": "registry.building",
     "MetricsRequest": "client.dispatcher",
     "NounConfig": "config.schema",
     "OutputStream": "client.output_stream",
@@ -205,6 +206,7 @@ __all__ = [
     "ActivityReading",
     "ActivityView",
     "BlockHasher",
+    "Builder",
     "Choice",
     "ClientRequest",
     "Command",
@@ -219,7 +221,6 @@ __all__ = [
     "EnginePhase",
     "EngineTotals",
     "FailureCosts",
-    "Fallback",
     "FlightRecorder",
     "Frontend",
     "Guarded",

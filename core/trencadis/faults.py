@@ -18,7 +18,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakSet
 
 import attrs
@@ -34,6 +34,7 @@ __all__ = [
     "REST_S",
     "WINDOW_S",
     "CallMeter",
+    "Fallback",
     "FaultLog",
     "SwitchedOff",
     "as_words",
@@ -44,6 +45,8 @@ __all__ = [
     "shown",
     "switched_off",
 ]
+
+S = TypeVar("S")
 
 _MAX_ARGUMENTS: Final = 8
 _MAX_SAID: Final = 600
@@ -492,3 +495,22 @@ def _shown_items(value: Any, depth: int) -> str:
 
 def _listed(items: Iterable[str], number: int) -> str:
     return ", ".join(items) + (f", … {number} in all" if number > _MAX_ITEMS else "")
+
+
+@attrs.frozen
+class Fallback(Generic[S]):
+    """Makes what takes over from a component.
+
+    Attributes:
+        label: Names the component and its distribution in messages.
+        make: Its factory.
+        remake: Makes the component anew that it takes over from; None: that is not tried again.
+    """
+
+    label: str
+    make: Callable[[], S]
+    remake: Callable[[], S] | None = None
+
+    def __call__(self) -> S:
+        """Return a new one."""
+        return self.make()

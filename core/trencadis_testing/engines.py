@@ -161,7 +161,8 @@ def make_engine(
         SchedulingConfig,
         TenantConfig,
     )
-    from trencadis.engine.build import Parts, compose_engine
+    from trencadis.engine.build import compose_engine
+    from trencadis.engine.parts import Parts
     from trencadis.engine.speculation.drafting import Speculation
     from trencadis.engine.stage import Made
 

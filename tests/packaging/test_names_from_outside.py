@@ -54,7 +54,7 @@ ALLOWED = {
         "trencadis/engine/guard.py",
     ): "a function written from the signature of a contract's method, which is code",
     ("eval", "trencadis/interfaces/laws.py"): "arguments that a law beside a contract's method names, which is code",
-    ("pickle", "trencadis/engine/build.py"): "written and read by an engine and the ranks that it started itself",
+    ("pickle", "trencadis/registry/building.py"): "written and read by an engine and the ranks that it started itself",
     ("pickle", "trencadis_plugins/executor/ranks/executor.py"): "from ranks that the engine started itself",
     ("pickle", "trencadis_plugins/executor/ranks/server.py"): "from the engine that started the rank",
     ("pickle", "trencadis_plugins/executor/ranks/template.py"): "from the engine that started it, by standard input",

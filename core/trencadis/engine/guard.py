@@ -17,13 +17,11 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-import attrs
-
 from trencadis.errors import StepFailedError
-from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
+from trencadis.faults import CallMeter, Fallback, FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces.laws import Rule, rules_of
 
-__all__ = ["Contained", "Fallback", "Guard", "Guarded", "TooSlowError"]
+__all__ = ["Contained", "Guard", "Guarded", "TooSlowError"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -54,25 +52,6 @@ def make(_guard, _rule, _call, _meter, self, _further, _is_ready):
 
 class TooSlowError(Exception):
     """A component took too long, too often; says how long, and what it may take."""
-
-
-@attrs.frozen
-class Fallback(Generic[S]):
-    """Makes what takes over from a component.
-
-    Attributes:
-        label: Names the component and its distribution in messages.
-        make: Its factory.
-        remake: Makes the component anew that it takes over from; None: that is not tried again.
-    """
-
-    label: str
-    make: Callable[[], S]
-    remake: Callable[[], S] | None = None
-
-    def __call__(self) -> S:
-        """Return a new one."""
-        return self.make()
 
 
 class Guard(Generic[S]):

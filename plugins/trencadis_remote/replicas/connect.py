@@ -10,9 +10,8 @@ import attrs
 
 from trencadis.api import (
     BlockHasher,
-    Choice,
+    Builder,
     Config,
-    Fallback,
     Frontend,
     Meters,
     Registry,
@@ -25,7 +24,7 @@ from trencadis.api import (
 )
 from trencadis.clock import Clock, SystemClock
 from trencadis.errors import ContractError, EngineEndedError
-from trencadis.interfaces import ComponentContext, Router
+from trencadis.interfaces import ComponentContext
 from trencadis.processes import RestartLimit
 from trencadis_remote.process.client import RemoteEngineClient
 from trencadis_remote.process.connect import end_start_with, open_transport, wait_until_ready
@@ -93,16 +92,8 @@ def make_router(config: Config, registry: Registry, *, clock: Clock | None = Non
     plan = resolve_plan(config, registry)
     context = ComponentContext(clock=clock, seed=config.engine.seed, num_replicas=config.parallel.data)
 
-    def make(choice: Choice) -> Router:
-        router: Router = registry.build(choice.component, choice.options, context)
-        return router
-
-    chosen, fallback = plan.choices["router"], plan.fallbacks.get("router")
-    label = str(chosen.component)
-    make_fallback = None
-    if fallback is not None and fallback.component != chosen.component:
-        make_fallback = Fallback(str(fallback.component), lambda: make(fallback), lambda: make(chosen))
-    return GuardedRouter(label, make(chosen), make_fallback, meter=Meters(config, clock)("router", label))
+    label, router, make_fallback = Builder(registry, plan, config, context).guarded("router")
+    return GuardedRouter(label, router, make_fallback, meter=Meters(config, clock)("router", label))
 
 
 def make_routing(

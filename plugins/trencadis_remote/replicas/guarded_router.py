@@ -8,8 +8,8 @@ from typing import cast
 
 import numpy as np
 
-from trencadis.api import Fallback, Guarded
-from trencadis.faults import CallMeter
+from trencadis.api import Guarded
+from trencadis.faults import CallMeter, Fallback
 from trencadis.interfaces import LiveRequests, Move, ReplicaViews, Router, RoutingRequest, SupportsMoves
 
 __all__ = ["GuardedRouter", "LeastLive"]

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from trencadis.config.schema import Config, ModelConfig
-from trencadis.engine.build import _compatibility
+from trencadis.engine.cache.hashing import compatibility_of
 from trencadis.records import ModelFacts
 
 FACTS = ModelFacts(
@@ -24,7 +24,7 @@ FACTS = ModelFacts(
 
 def of(path="/models/a", *, revision="", block_size=16, **facts) -> str:
     config = Config(model=ModelConfig(path=path, revision=revision))
-    return _compatibility(config, attrs.evolve(FACTS, **facts), block_size)
+    return compatibility_of(config, attrs.evolve(FACTS, **facts), block_size)
 
 
 def test_same_files_at_another_path_are_the_same_model() -> None:

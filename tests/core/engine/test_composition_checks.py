@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import attrs
 import pytest
 
 from trencadis.config.schema import BucketingConfig, CacheConfig, Config, EngineConfig
-from trencadis.engine.build import check_misses, check_trees, with_drafter, without_sharing
+from trencadis.engine.batching.warmup import check_misses
+from trencadis.engine.cache.cache_size import without_sharing
 from trencadis.engine.guard import Guarded
+from trencadis.engine.speculation.checks import check_speculation, with_drafter
 from trencadis.engine.speculation.drafting import Speculation
 from trencadis.errors import CapabilityError, ConfigValueError
-from trencadis.interfaces import BackendCapabilities, BucketingStrategy
+from trencadis.interfaces import BackendCapabilities, BucketingStrategy, Executor
 from trencadis.records import Bucket, ModelFacts
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
 from trencadis_testing.engines import ExactShapes
@@ -42,15 +47,19 @@ def test_prefix_caching_goes_off_where_no_block_is_shared() -> None:
     assert not without_sharing(config, attrs.evolve(PLAIN, shares_blocks=False)).cache.prefix_caching
 
 
+def executor(capabilities: BackendCapabilities) -> Executor:
+    return cast("Executor", SimpleNamespace(capabilities=capabilities))
+
+
 def test_trees_need_a_backend_and_a_rule_that_take_them() -> None:
-    able = providing("backend.tree_attention")
-    check_trees(None, PLAIN)
-    check_trees(speculation(trees=False, supports_trees=False), PLAIN)
-    check_trees(speculation(trees=True), able)
+    able, plain = executor(providing("backend.tree_attention")), executor(PLAIN)
+    check_speculation(None, plain)
+    check_speculation(speculation(trees=False, supports_trees=False), plain)
+    check_speculation(speculation(trees=True), able)
     with pytest.raises(CapabilityError, match=r"ScriptedSpeculator drafts trees.*backend\.tree_attention"):
-        check_trees(speculation(trees=True), PLAIN)
+        check_speculation(speculation(trees=True), plain)
     with pytest.raises(CapabilityError, match="Matching takes linear drafts only"):
-        check_trees(speculation(trees=True, supports_trees=False), able)
+        check_speculation(speculation(trees=True, supports_trees=False), able)
 
 
 def test_what_a_drafter_keeps_is_taken_from_the_room_of_the_cache() -> None:

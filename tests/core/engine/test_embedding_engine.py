@@ -6,8 +6,9 @@ import pytest
 from trencadis.clock import SimulatedClock
 from trencadis.config import Config
 from trencadis.config.schema import EngineConfig
-from trencadis.engine.build import EmbeddingParts, compose_embedding_engine
+from trencadis.engine.build import compose_embedding_engine
 from trencadis.engine.embedding import EmbeddingEngine
+from trencadis.engine.parts import EmbeddingParts
 from trencadis.errors import InvalidRequestError, PromptTooLongError
 from trencadis.interfaces import Observer
 from trencadis.records import EmbeddingRequest, ModelSource, Request

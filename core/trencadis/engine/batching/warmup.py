@@ -12,12 +12,14 @@ import attrs
 
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock
-from trencadis.config.schema import BucketingConfig
+from trencadis.config.schema import BucketingConfig, Config
 from trencadis.engine.batching.passes import PassPlanner
-from trencadis.interfaces import Executor, SupportsDeferredWarmUp, covering_buckets
+from trencadis.engine.guard import Guarded
+from trencadis.errors import ConfigValueError
+from trencadis.interfaces import BucketingStrategy, Executor, SupportsDeferredWarmUp, covering_buckets
 from trencadis.records import Bucket, BucketLimits, Shape, WarmUpReport
 
-__all__ = ["BackgroundWarmUp", "WarmUp", "completing_buckets", "warm_up"]
+__all__ = ["BackgroundWarmUp", "WarmUp", "check_misses", "completing_buckets", "warm_up"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -145,3 +147,17 @@ def completing_buckets(
     if not config.complete or config.on_miss == "refuse" or not table or limits.unified:
         return ()
     return covering_buckets(bucket_for, table, limits)
+
+
+def check_misses(config: Config, bucketing: Guarded[BucketingStrategy], buckets: tuple[Bucket, ...]) -> None:
+    """Refuse an engine that would refuse every request.
+
+    Raises:
+        ConfigValueError: Passes without a prepared bucket are refused, and none is prepared.
+    """
+    if config.bucketing.on_miss == "refuse" and not buckets:
+        why = f"{bucketing.label} lists no bucket" if config.engine.warmup else "engine.warmup is off"
+        raise ConfigValueError(
+            f'[bucketing] on_miss = "refuse", but {why}: every request would be refused.',
+            hint="Set it to fallback, turn engine.warmup on, or choose a bucketing strategy with a table.",
+        )

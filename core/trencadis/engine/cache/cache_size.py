@@ -1,15 +1,25 @@
-"""How long a sequence may be, and how many KV blocks there is room for."""
+"""How long a sequence may be, how many KV blocks there is room for, and the other sizes of an engine."""
 
 from __future__ import annotations
 
 import logging
 
+import attrs
+
 from trencadis.config.schema import Config
 from trencadis.errors import ConfigValueError, OutOfMemoryError
-from trencadis.interfaces import Executor
-from trencadis.records import MemoryReport, ModelFacts
+from trencadis.interfaces import BackendCapabilities, Executor
+from trencadis.records import BucketLimits, MemoryReport, ModelFacts
 
-__all__ = ["affordable_blocks", "longest_sequence", "needed_blocks", "size_cache"]
+__all__ = [
+    "affordable_blocks",
+    "limits_of",
+    "limits_of_rank",
+    "longest_sequence",
+    "needed_blocks",
+    "size_cache",
+    "without_sharing",
+]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -118,3 +128,48 @@ def affordable_blocks(
         why,
     )
     return num_blocks
+
+
+def limits_of_rank(limits: BucketLimits, num_partitions: int) -> BucketLimits:
+    """Return what bounds the part of a pass that one rank has, where sequences are spread over ranks. Pure."""
+    return attrs.evolve(
+        limits,
+        max_num_seqs=limits.max_num_seqs // num_partitions,
+        max_prefill_batch_size=min(limits.max_prefill_batch_size, limits.max_num_seqs // num_partitions),
+        max_merged_prefills=min(limits.max_merged_prefills, limits.max_num_seqs // num_partitions),
+        num_blocks=limits.num_blocks // num_partitions,
+    )
+
+
+def limits_of(
+    config: Config,
+    capabilities: BackendCapabilities,
+    block_size: int,
+    max_model_len: int,
+    num_blocks: int,
+    max_drafts: int,
+) -> BucketLimits:
+    """Return the sizes of an engine. Pure."""
+    max_num_seqs = config.engine.max_num_seqs
+    max_prefills = min(capabilities.max_prefill_batch_size or max_num_seqs, max_num_seqs)
+    return BucketLimits(
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_prefill_batch_size=1 if capabilities.merges_prefills else max_prefills,
+        num_blocks=num_blocks,
+        contiguous=capabilities.contiguous,
+        prefix_caching=config.cache.prefix_caching,
+        max_draft_tokens=max_drafts,
+        max_merged_prefills=max_prefills if capabilities.merges_prefills else 1,
+        unified=capabilities.layout == "unified",
+    )
+
+
+def without_sharing(config: Config, capabilities: BackendCapabilities) -> Config:
+    """Return the config with prefix caching off if two sequences cannot have a block in common."""
+    if capabilities.shares_blocks or not config.cache.prefix_caching:
+        return config
+    logger.info("Prefix caching is off: the backend shares no KV block between sequences.")
+    return attrs.evolve(config, cache=attrs.evolve(config.cache, prefix_caching=False))

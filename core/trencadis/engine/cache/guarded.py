@@ -8,9 +8,9 @@ from collections.abc import Set as AbstractSet
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from trencadis.engine.guard import Fallback, Guarded
+from trencadis.engine.guard import Guarded
 from trencadis.errors import ContractError
-from trencadis.faults import as_words, shown
+from trencadis.faults import Fallback, as_words, shown
 from trencadis.interfaces import EvictionPolicy
 from trencadis.interfaces.laws import Rule
 

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trencadis.records import Int32Array
+from trencadis.config.schema import Config
+from trencadis.records import Int32Array, ModelFacts
 
-__all__ = ["MAX_SEGMENTS", "SEGMENT_BLOCKS", "BlockHasher"]
+__all__ = ["MAX_SEGMENTS", "SEGMENT_BLOCKS", "BlockHasher", "compatibility_of"]
 
 SEGMENT_BLOCKS = 64
 MAX_SEGMENTS = 8_192
@@ -138,3 +139,9 @@ def _segment(previous: bytes, data: bytes, width: int) -> list[bytes]:
             _segments.popitem(last=False)
         _segments[key] = data, found
     return found
+
+
+def compatibility_of(config: Config, model: ModelFacts, block_size: int) -> str:
+    """Return everything that changes the bytes of a KV block or their meaning; where the files lie only if they have no fingerprint."""
+    where = () if model.fingerprint else (config.model.path, config.model.revision)
+    return "\0".join((*where, model.identity, str(block_size)))

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trencadis.engine.guard import Fallback, Guarded
+from trencadis.engine.guard import Guarded
 from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.errors import ContractError
-from trencadis.faults import as_words, reraise_interrupt
+from trencadis.faults import Fallback, as_words, reraise_interrupt
 from trencadis.interfaces import SchedulingPolicy, SupportsSteadySteps
 from trencadis.interfaces.restorable import Restorable
 from trencadis.records import Request

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from trencadis.config.dump import dump_options
-from trencadis.engine.guard import Fallback
+from trencadis.faults import Fallback
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.registry import Choice, Registry, ResolvedPlan
 from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change

@@ -16,11 +16,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from trencadis.engine.guard import Fallback, Guarded, TooSlowError
+from trencadis.engine.guard import Guarded, TooSlowError
 from trencadis.engine.guarded_sampling import GuardedAcceptance
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError, StepFailedError
-from trencadis.faults import CallMeter, FaultLog, reraise_interrupt, shown
+from trencadis.faults import CallMeter, Fallback, FaultLog, reraise_interrupt, shown
 from trencadis.interfaces import (
     AcceptanceRule,
     DraftLength,

@@ -1,0 +1,205 @@
+"""Everything an engine is made of, made by the plan: strategies, observers, and what stages use."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import attrs
+
+from trencadis.engine.sampling import Sampling
+from trencadis.engine.scheduling.switch import SchedulingSwitch
+from trencadis.engine.speculation.checks import make_speculation
+from trencadis.engine.speculation.drafting import Speculation
+from trencadis.engine.stage import Made
+from trencadis.errors import ConfigValueError, PluginError
+from trencadis.interfaces import (
+    BucketingStrategy,
+    EvictionPolicy,
+    Executor,
+    Observer,
+    SamplingFingerprint,
+    SchedulingPolicy,
+)
+from trencadis.records import BucketLimits, ModelFacts, RowStart, SamplingParams
+from trencadis.registry.building import Builder, Meters
+from trencadis.registry.plan import Choice, ResolvedPlan
+from trencadis.registry.provenance import OUR_DISTRIBUTION
+from trencadis.registry.stages import RegisteredStage
+from trencadis.registry.switching import SchedulingInForce
+
+__all__ = ["EmbeddingParts", "Parts", "make_embedding_parts", "make_parts"]
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingParts:
+    """What every engine is made of; all there is to that of an encoder.
+
+    Attributes:
+        executor: Started: the model is loaded.
+        model: What was loaded.
+        observers: Names and observers.
+        kept_observers: Names of those that are never switched off.
+        plan_hash: Of the resolved plugins.
+        on_close: Called once when the engine closes, before the executor does.
+    """
+
+    executor: Executor
+    model: ModelFacts
+    observers: tuple[tuple[str, Observer], ...] = ()
+    kept_observers: frozenset[str] = frozenset()
+    plan_hash: str = ""
+    on_close: Callable[[], None] = lambda: None
+
+
+@attrs.frozen(kw_only=True)
+class Parts(EmbeddingParts):
+    """Everything an engine is made of, built or ready to be built.
+
+    Attributes:
+        make_bucketing: Makes the strategy and, second, its fallback (or None), from the limits.
+        scheduling: Label, policy, and maker of its fallback (or None).
+        eviction: The same.
+        make_eviction: Makes the same once more, for one more partition of the KV blocks; None: there is one partition.
+        speculation: Who drafts, how much, and which drafts stand; or None.
+        made: Components that stages use, by noun.
+        stages: All stages that are registered, in order.
+        shadow: Label and policy that is asked beside ``scheduling``, or None.
+        switch: Builds other policies while the engine serves, or None.
+        shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
+        check_params: Refuses processors that a request names and the sampler does not have.
+        prepare: Begins what the sampler has to do before a request can run.
+        can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
+        is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
+        components: Name, distribution, version and digest of every component, by dotted path of the setting that names it.
+        device_label: Names executor and backend in messages.
+        sampling_fingerprint: Tells another engine how tokens are chosen here; None: none is to choose one.
+    """
+
+    make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
+    scheduling: tuple[str, SchedulingPolicy, Callable[[], SchedulingPolicy] | None]
+    eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
+    make_eviction: Callable[[], tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]] | None = None
+    speculation: Speculation | None = None
+    made: Mapping[str, Made] = attrs.Factory(dict)
+    stages: Sequence[RegisteredStage] = ()
+    shadow: tuple[str, SchedulingPolicy] | None = None
+    switch: SchedulingSwitch | None = None
+    shared_prefixes: tuple[tuple[int, ...], ...] = ()
+    check_params: Callable[[SamplingParams], None] = lambda _: None
+    prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
+    can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
+    is_portable: Callable[[SamplingParams], bool] = lambda _: True
+    sampling_fingerprint: SamplingFingerprint | None = None
+    components: Mapping[str, tuple[str, str, str, str]] = attrs.Factory(dict)
+    device_label: str = "the executor"
+
+
+def make_embedding_parts(builder: Builder, executor: Executor, model: ModelFacts) -> EmbeddingParts:
+    """Make what an encoder needs.
+
+    Raises:
+        ConfigValueError: A component is configured that an encoder has no use for.
+    """
+    plan = builder.plan
+    for noun in ("speculation", "kv_connector"):
+        if noun in plan.choices:
+            raise ConfigValueError(
+                f"[{noun}] name = {plan.choices[noun].component}: {model.architecture} is an encoder, which generates nothing.",
+                hint=f"Leave [{noun}] name empty, or name a model that generates in model.path.",
+            )
+    return EmbeddingParts(**_common(builder, executor, model))
+
+
+def make_parts(
+    builder: Builder, executor: Executor, model: ModelFacts, *, shared_prefixes: tuple[tuple[int, ...], ...] = ()
+) -> Parts:
+    """Make every strategy that does not need the cache's size.
+
+    Raises:
+        PluginError: A component cannot be built or combined with the others, or a built-in stage is missing.
+    """
+    plan, sampling = builder.plan, Sampling(builder)
+    return Parts(
+        **_common(builder, executor, model),
+        shared_prefixes=shared_prefixes,
+        make_bucketing=functools.partial(_make_bucketing, builder),
+        scheduling=builder.guarded("scheduling"),
+        eviction=builder.guarded("eviction"),
+        make_eviction=lambda: builder.guarded("eviction"),
+        speculation=make_speculation(builder, sampling),
+        made={noun: _made(builder, noun) for noun in ("kv_connector",) if noun in plan.choices},
+        stages=_stages(builder),
+        shadow=None if plan.shadow is None else (str(plan.shadow.component), builder.make(plan.shadow)),
+        switch=SchedulingSwitch(
+            builder.registry, SchedulingInForce.at_start(builder.config, plan), functools.partial(_make_by, builder)
+        ),
+        check_params=sampling.check,
+        prepare=sampling.prepare,
+        can_start_with=sampling.can_start_with,
+        is_portable=sampling.is_portable,
+        sampling_fingerprint=sampling.fingerprint(model),
+        components=plan.code_of(),
+        device_label=builder.device_label,
+    )
+
+
+def _common(builder: Builder, executor: Executor, model: ModelFacts) -> dict[str, Any]:
+    """Return what every engine is made of."""
+    observers = builder.plan.observers
+    return {
+        "executor": executor,
+        "model": model,
+        "observers": tuple((str(choice.component), builder.make(choice)) for choice in observers),
+        "kept_observers": frozenset(
+            str(one.component) for one in observers if one.component.provenance.distribution == OUR_DISTRIBUTION
+        ),
+        "plan_hash": builder.plan.plan_hash,
+        "on_close": builder.registry.closing,
+    }
+
+
+def _make_bucketing(
+    builder: Builder, limits: BucketLimits
+) -> tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]:
+    builder.know_limits(limits)
+    return builder.guarded("bucketing")
+
+
+def _make_by(builder: Builder, plan: ResolvedPlan, choice: Choice) -> Any:
+    return builder.with_plan(plan).make(choice)
+
+
+def _made(builder: Builder, noun: str) -> Made:
+    """Make the component that serves a noun."""
+    return Made(
+        label=builder.label(noun),
+        component=builder.make(builder.plan.choices[noun]),
+        remake=functools.partial(_made_in_rank, builder, noun),
+    )
+
+
+def _made_in_rank(builder: Builder, noun: str) -> tuple[Made, Meters]:
+    """Make it again in the process of a rank, where a builder of the same configuration is passed."""
+    return _made(builder, noun), builder.meters()
+
+
+def _stages(builder: Builder) -> tuple[RegisteredStage, ...]:
+    """Return the stages of all plugins, in order.
+
+    Raises:
+        PluginError: A built-in one is not among them that the configuration asks for: it would be left out silently.
+    """
+    config, stages = builder.config, builder.registry.stages
+    needed = {"swap": config.engine.preemption == "swap", "transfer": "kv_connector" in builder.plan.choices}
+    is_blocked = any(name.rpartition(":")[2] == "stages" for name in config.plugins.blocked)
+    missing = {name for name, is_needed in needed.items() if is_needed} - {one.definition.name for one in stages}
+    if is_blocked or missing:
+        raise PluginError(
+            f"the built-in stages are missing{': ' if missing else ''}{', '.join(sorted(missing))}: an engine would leave out what the "
+            "configuration asks for.",
+            hint='Take the plugin "stages" out of [plugins] blocked, or install trencadis again.',
+        )
+    return stages
