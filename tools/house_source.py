@@ -40,13 +40,12 @@ ENGINE_ROOMS: tuple[tuple[str, ...], ...] = (
         "preparations",
         "request_validation",
         "sampling",
-        "sampling_fingerprint",
     ),
     ("stage", "request_check"),
     ("state",),
     ("step",),
     ("cache", "sequences"),
-    ("guard", "guarded_sampling", "restorable"),
+    ("guard", "restorable"),
 )
 """Rooms of the engine, top to bottom: those of one row stand side by side."""
 

@@ -16,8 +16,8 @@ import torch
 
 from trencadis.engine.batching.passes import PassCounts
 from trencadis.engine.commit.output_check import OutputCheck
-from trencadis.engine.guarded_sampling import GuardedAcceptance, GuardedSampler
 from trencadis.engine.inspect.accounting import SubmittedStep
+from trencadis.engine.sampling.guarded import GuardedAcceptance, GuardedSampler
 from trencadis.interfaces import SamplingContext, Verification
 from trencadis.records import Plan, RowStart, SamplingParams, StepOutput
 from trencadis_plugins.acceptance.match import Match

@@ -34,7 +34,7 @@ from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.layout_support import check_layout
 from trencadis.engine.parts import EmbeddingParts, Parts, make_embedding_parts, make_parts
-from trencadis.engine.sampling import make_sampler
+from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling

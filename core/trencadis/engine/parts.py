@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.engine.sampling import Sampling
+from trencadis.engine.sampling.requests import Sampling
 from trencadis.engine.scheduling.switch import SchedulingSwitch
 from trencadis.engine.speculation.checks import make_speculation
 from trencadis.engine.speculation.drafting import Speculation

@@ -18,7 +18,7 @@ from support.kv.push_scene import (
     port_of,
     serve,
 )
-from trencadis.engine.sampling_fingerprint import EngineFingerprint
+from trencadis.engine.sampling.fingerprint import EngineFingerprint
 
 
 @pytest.fixture(params=[True, False], ids=["any thread", "one thread"])

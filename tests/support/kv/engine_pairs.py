@@ -11,7 +11,7 @@ from support.core.invariants import broken_invariants
 from support.kv.p2p_ends import p2p_config
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
-from trencadis.engine.sampling_fingerprint import EngineFingerprint
+from trencadis.engine.sampling.fingerprint import EngineFingerprint
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_kv.connectors.p2p.connector import make_p2p

@@ -7,18 +7,18 @@ would be committed, cached and served otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
+from trencadis.engine.sampling.logprobs import are_whole, wrong_logprobs
 from trencadis.engine.step import SubmittedStep
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import as_words, reraise_interrupt, shown
-from trencadis.interfaces import PendingStep, SampledLogprobs
+from trencadis.interfaces import PendingStep
 from trencadis.records import ConnectorReport, Plan, RowError, StepOutput, TokenLogprobs
 
-__all__ = ["FailedStep", "OutputCheck", "wrong_logprobs"]
+__all__ = ["FailedStep", "OutputCheck"]
 
 
 class FailedStep(PendingStep):
@@ -173,53 +173,20 @@ class OutputCheck:
     def _wrong_entry(self, entry: TokenLogprobs, num_sequences: int) -> str:
         if not isinstance(entry, TokenLogprobs):
             return "that is no TokenLogprobs"
-        if not _are_whole((entry.position,), 1 << 31):
+        if not are_whole((entry.position,), 1 << 31):
             return "whose position is no whole number from 0 on"
         return wrong_logprobs(entry, end=num_sequences, vocab_size=self._vocab_size)
-
-
-def wrong_logprobs(entry: TokenLogprobs | SampledLogprobs, *, end: int, vocab_size: int) -> str:
-    """Return what is wrong with log-probabilities, in words that go on "an entry"; an empty string for nothing. Pure.
-
-    Args:
-        entry: Of a sampler or a step.
-        end: Its index must be below.
-        vocab_size: Tokens that the model knows.
-    """
-    if not _are_whole((entry.index,), end):
-        return f"whose index is none of 0 to {end - 1}"
-    if not _are_whole((entry.rank,), 1 << 31):
-        return "whose rank is no whole number from 0 on"
-    if not _are_whole((entry.token_id, *entry.top_token_ids), vocab_size):
-        return f"with a token outside 0 to {vocab_size - 1}"
-    if len(entry.top_token_ids) != len(entry.top_logprobs):
-        return "with another number of tokens than of log-probabilities"
-    if not _are_logprobs((entry.logprob, *entry.top_logprobs)):
-        return "with something else than log-probabilities, numbers from minus infinity to 0"
-    return ""
 
 
 _INT32 = np.dtype(np.int32)
 
 _HINT = "Run the conformance suite of executor and backend (trencadis_testing), or choose others."
 
-_ROUNDING = 1e-3
-"""Log-probabilities of a certain token may come out above 0 by so much, in half precision."""
-
 
 def _wrong_errors(plan: Plan, errors: tuple[RowError, ...]) -> str:
     for one in errors:
         if not isinstance(one, RowError) or not isinstance(one.message, str):
             return f"has {shown(one)} among its row_errors, which is no RowError"
-        if not _are_whole((one.index,), plan.num_sequences):
+        if not are_whole((one.index,), plan.num_sequences):
             return f"has an error of sequence {shown(one.index)}, and the step has {plan.num_sequences}"
     return ""
-
-
-def _are_whole(numbers: Iterable[Any], end: int) -> bool:
-    """Return whether all are Python's whole numbers below ``end``, which alone can be encoded. Pure."""
-    return all(type(number) is int and 0 <= number < end for number in numbers)
-
-
-def _are_logprobs(numbers: Iterable[Any]) -> bool:
-    return all(isinstance(number, float) and number <= _ROUNDING for number in numbers)

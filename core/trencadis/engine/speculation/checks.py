@@ -6,8 +6,8 @@ import functools
 
 import attrs
 
-from trencadis.engine.guarded_sampling import GuardedAcceptance
-from trencadis.engine.sampling import Sampling
+from trencadis.engine.sampling.guarded import GuardedAcceptance
+from trencadis.engine.sampling.requests import Sampling
 from trencadis.engine.speculation.drafting import Speculation, check_numbers
 from trencadis.errors import CapabilityError
 from trencadis.interfaces import AcceptanceRule, BackendCapabilities, Executor, Sampler, Speculator, SupportsHead

@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from trencadis.engine.guard import Guarded, TooSlowError
-from trencadis.engine.guarded_sampling import GuardedAcceptance
+from trencadis.engine.sampling.guarded import GuardedAcceptance
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, Fallback, FaultLog, reraise_interrupt, shown

@@ -6,9 +6,9 @@ import hashlib
 from concurrent.futures import Future
 from typing import Any
 
-from trencadis.engine.guarded_sampling import GuardedSampler
 from trencadis.engine.request_check import check_honoured
-from trencadis.engine.sampling_fingerprint import EngineFingerprint
+from trencadis.engine.sampling.fingerprint import EngineFingerprint
+from trencadis.engine.sampling.guarded import GuardedSampler
 from trencadis.errors import ContractError
 from trencadis.interfaces import Sampler, SupportsPreparation
 from trencadis.records import ModelFacts, RowStart, SamplingParams, parameters_in

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trencadis.engine.guarded_sampling import GuardedAcceptance, GuardedSampler
+from trencadis.engine.sampling.guarded import GuardedAcceptance, GuardedSampler
 from trencadis.interfaces import AcceptanceRule, Sampled, Sampler, SamplingContext, Verification
 from trencadis.records import RowStart, SamplingParams
 

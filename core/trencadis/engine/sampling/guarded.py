@@ -15,9 +15,9 @@ import attrs
 import numpy as np
 
 from trencadis.activity import ACTIVITY
-from trencadis.engine.commit.output_check import wrong_logprobs
 from trencadis.engine.guard import Guarded
 from trencadis.engine.request_check import check_honoured
+from trencadis.engine.sampling.logprobs import wrong_logprobs
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, as_words, reraise_interrupt
 from trencadis.interfaces import (

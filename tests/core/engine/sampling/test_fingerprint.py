@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trencadis.engine.sampling_fingerprint import EngineFingerprint
+from trencadis.engine.sampling.fingerprint import EngineFingerprint
 from trencadis.records import Request, SamplingParams, StructuredOutput
 
 HERE = EngineFingerprint(b"same", lambda params: params.mirostat_mode == 0)
