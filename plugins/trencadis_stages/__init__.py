@@ -26,6 +26,12 @@ def _make_defragmenting(makings: Any) -> Any:
     return make_defragmenting(makings)
 
 
+def _make_pipeline(makings: Any) -> Any:
+    from trencadis_stages.pipeline.pipeline import Pipeline
+
+    return Pipeline(makings)
+
+
 def _make_preparation(makings: Any) -> Any:
     from trencadis_stages.preparation.preparation import Preparation
 
@@ -65,6 +71,12 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         name="transfer",
         make=_make_transfer,
         summary="Looks up, loads and saves KV by the KV connector.",
+    )
+    yield StageDefinition(
+        name="pipeline",
+        make=_make_pipeline,
+        summary="Keeps a batch in flight for each stage of a pipeline of ranks.",
+        when=lambda config: config.parallel.pipeline > 1,
     )
     yield StageDefinition(
         name="preparation",

@@ -36,6 +36,11 @@ class TestDefragmenter(StageConformance):
     backend: ClassVar = {"layout": "padded", "contiguous": True}
 
 
+class TestPipeline(StageConformance):
+    definition = BUILT_IN["pipeline"]
+    engine: ClassVar = {"pipeline": 3}
+
+
 class TestPreparation(StageConformance):
     definition = BUILT_IN["preparation"]
 

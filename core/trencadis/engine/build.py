@@ -37,12 +37,11 @@ from trencadis.engine.parts import EmbeddingParts, Parts, make_embedding_parts, 
 from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.partitioned import PartitionedScheduler
-from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.speculation.checks import check_speculation, head_of, with_drafter
 from trencadis.engine.speculation.drafting import Drafting
-from trencadis.engine.stage import Makings, Stage
+from trencadis.engine.stage import EngineKinds, Makings, Stage
 from trencadis.engine.state import EngineState
 from trencadis.errors import (
     ContractError,
@@ -235,27 +234,27 @@ def compose_engine(
     drafter = parts.speculation.speculator if parts.speculation else None
     check_speculation(parts.speculation, executor)
     max_drafts = drafter.max_draft_tokens if drafter else 0
+    meters = Meters(config, clock)
+    stages = _made_stages(config, parts, meters)
+    kinds = _kinds(config, stages, has_drafter=drafter is not None)
     num_partitions = _layout(config).num_partitions
     max_model_len, num_blocks = size_cache(
         config, with_drafter(parts.model, drafter), executor, block_size=block_size, num_partitions=num_partitions
     )
     limits = limits_of(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
-    meters = Meters(config, clock)
-    stages = _made_stages(config, parts, meters)
     executor.allocate(_allocation(config, limits, parts, stages))
     state = _state(config, parts, HeldClock(clock), limits, meters)
     made = parts.make_bucketing(limits_of_rank(limits, num_partitions))
     bucketing = Guarded(BucketingStrategy, *made, meter=meters("bucketing", made[0]))
     passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
     drafting = _drafting(parts, state, passes, limits, meters)
-    policy = _policy(config, parts, state, meters)
+    policy = _policy(parts, kinds, state, meters)
     administration = _administration(config, parts, state, policy)
-    depth = _depth(config, has_drafter=drafter is not None)
     return kind(
         state=state,
         policy=policy,
         scheduler=_scheduler(config, state, policy),
-        builder=BatchBuilder(state, passes, brings_tokens=config.parallel.pipeline > 1),
+        builder=BatchBuilder(state, passes),
         executor=executor,
         observers=_watched(config, parts, clock),
         drafting=drafting,
@@ -269,9 +268,9 @@ def compose_engine(
             max_num_batched_tokens=config.engine.max_num_batched_tokens,
         ),
         model=parts.model,
-        depth=depth,
+        depth=kinds.depth,
         administration=administration,
-        recorder=_recorder(config, parts, state, administration, depth=depth),
+        recorder=_recorder(config, parts, state, administration, depth=kinds.depth),
         warm_up=warmed,
         background=_background(executor, passes, warmed, parts.device_label),
         on_close=parts.on_close,
@@ -368,14 +367,14 @@ def _made_stages(config: Config, parts: Parts, meters: Meters) -> tuple[Stage, .
     return tuple(made)
 
 
-def _depth(config: Config, *, has_drafter: bool) -> int:
-    """Return how many steps are in flight at once. Pure."""
-    if not config.engine.async_scheduling:
-        return 1
-    if config.parallel.pipeline > 1:
-        return config.parallel.pipeline
+def _kinds(config: Config, stages: Sequence[Stage], *, has_drafter: bool) -> EngineKinds:
+    """Return what the engine is put together from, as its stages leave it. Pure."""
     # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead of one with the same sequences.
-    return 1 if has_drafter else 2
+    depth = 1 if has_drafter or not config.engine.async_scheduling else 2
+    kinds = EngineKinds(depth=depth, policy=lambda _, *made, **options: GuardedScheduling(*made, **options))
+    for stage in stages:
+        kinds = stage.compose(kinds)
+    return kinds
 
 
 def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling) -> Scheduler:
@@ -517,14 +516,8 @@ def _administration(config: Config, parts: Parts, state: EngineState, policy: Gu
     )
 
 
-def _policy(config: Config, parts: Parts, state: EngineState, meters: Meters) -> GuardedScheduling:
-    meter, num_stages = meters("scheduling", parts.scheduling[0]), config.parallel.pipeline
-    if num_stages > 1 and config.engine.async_scheduling:
-        policy: GuardedScheduling = PipelinedScheduling(
-            *parts.scheduling, meter=meter, state=state, num_batches=num_stages
-        )
-    else:
-        policy = GuardedScheduling(*parts.scheduling, meter=meter)
+def _policy(parts: Parts, kinds: EngineKinds, state: EngineState, meters: Meters) -> GuardedScheduling:
+    policy: GuardedScheduling = kinds.policy(state, *parts.scheduling, meter=meters("scheduling", parts.scheduling[0]))
     policy.live = lambda: [(slot, state.table.sequence(slot).request) for slot in state.slot_of.values()]
     if parts.switch is not None:
         policy.name = parts.switch.in_force.plan.choices["scheduling"].component.name

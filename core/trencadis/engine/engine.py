@@ -4,8 +4,8 @@
         ▲                                         │
         └─────────────────────────────────────────┘
 
-With ``depth`` 2 step n+1 is planned and submitted while step n runs; with depth 1 nothing overlaps. In a pipeline so many steps are in
-flight as there are stages, of different sequences. The code is the same.
+With ``depth`` 2 step n+1 is planned and submitted while step n runs, with more so many steps; with depth 1 nothing overlaps. The code is the
+same.
 Texts to embed run beside the steps, a micro-batch each.
 """
 

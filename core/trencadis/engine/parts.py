@@ -193,7 +193,11 @@ def _stages(builder: Builder) -> tuple[RegisteredStage, ...]:
         PluginError: A built-in one is not among them that the configuration asks for: it would be left out silently.
     """
     config, stages = builder.config, builder.registry.stages
-    needed = {"swap": config.engine.preemption == "swap", "transfer": "kv_connector" in builder.plan.choices}
+    needed = {
+        "pipeline": config.parallel.pipeline > 1,
+        "swap": config.engine.preemption == "swap",
+        "transfer": "kv_connector" in builder.plan.choices,
+    }
     is_blocked = any(name.rpartition(":")[2] == "stages" for name in config.plugins.blocked)
     missing = {name for name, is_needed in needed.items() if is_needed} - {one.definition.name for one in stages}
     if is_blocked or missing:

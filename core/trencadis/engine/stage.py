@@ -38,7 +38,7 @@ from trencadis.records import (
     TokenDeltas,
 )
 
-__all__ = ["EngineParts", "Made", "Makings", "Stage", "Stages"]
+__all__ = ["EngineKinds", "EngineParts", "Made", "Makings", "Stage", "Stages"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -84,6 +84,19 @@ class Makings:
     can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
     is_portable: Callable[[SamplingParams], bool] = lambda _: True
     prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class EngineKinds:
+    """What an engine is put together from: classes of the core, or those that a stage puts in their place.
+
+    Attributes:
+        depth: Steps in flight at once, at least 1.
+        policy: Makes the guarded scheduling policy, from the engine's state and the arguments of ``GuardedScheduling``.
+    """
+
+    depth: int
+    policy: Callable[..., Any]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -135,6 +148,10 @@ class Stage:
     accepts_last = False
     answers: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
     takes: Mapping[type, Callable[[Any], None]] = {}
+
+    def compose(self, kinds: EngineKinds) -> EngineKinds:
+        """Return what the engine is put together from; called once, before anything is sized."""
+        return kinds
 
     def allocate(self, plan: AllocationPlan) -> AllocationPlan:
         """Return what is to be allocated; called once, before the executor is asked for it."""

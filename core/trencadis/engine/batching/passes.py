@@ -38,16 +38,14 @@ class BatchBuilder:
     Args:
         state: The engine's state; its log of row starts and table writes is drained.
         passes: Splits plans.
-        brings_tokens: Send the token that each sequence starts with, for ranks that have not sampled it.
 
     Attributes:
         passes: As given; its ``counts`` are those of the last batch.
     """
 
-    def __init__(self, state: EngineState, passes: PassPlanner, *, brings_tokens: bool = False) -> None:
+    def __init__(self, state: EngineState, passes: PassPlanner) -> None:
         self._state = state
         self.passes = passes
-        self._brings_tokens = brings_tokens
 
     def build(self, plan: Plan) -> Batch:
         """Return the batch of a plan.
@@ -65,11 +63,7 @@ class BatchBuilder:
             table_writes=state.rows.take_writes(),
             passes=passes,
             drafts=None if plan.drafts is None else _copied(plan.drafts),
-            start_token_ids=state.rows.tokens[plan.rows, plan.starts] if self._brings_tokens else _NO_TOKENS,
         )
-
-
-_NO_TOKENS: Int32Array = np.empty(0, np.int32)
 
 
 def _copied(drafts: Drafts) -> Drafts:

@@ -12,7 +12,7 @@ from trencadis.errors import ContractError
 from trencadis.faults import Fallback, as_words, reraise_interrupt
 from trencadis.interfaces import SchedulingPolicy, SupportsSteadySteps
 from trencadis.interfaces.restorable import Restorable
-from trencadis.records import Request
+from trencadis.records import BoolArray, Int64Array, Request
 
 __all__ = ["GuardedScheduling"]
 
@@ -33,9 +33,11 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
         live: Returns slot and request of all that are in the engine, in the order of arrival.
         shadow: The policy that is asked beside the chosen one, or None.
         quarantines: The last 16 policies that were quarantined, and why.
+        runnable: Returns which running slots the next plan may have, of all of them, ``[n]``; None: all whose last token is not planned.
     """
 
     shadow: Shadow | None = None
+    runnable: Callable[[Int64Array], BoolArray] | None = None
 
     def __init__(
         self,

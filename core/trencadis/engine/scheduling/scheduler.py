@@ -5,9 +5,6 @@ is left of the token budget. A sequence gets blocks for all its known tokens whe
 run out of blocks; then the policy names victims until the rest fit, and no waiting sequence is scheduled in that step. Before all that, a
 policy that preempts may make running sequences give way to a waiting one, the most urgent first. Drafts come last: they get tokens and
 blocks that no other sequence could use, and give the blocks back before the next plan.
-
-In a pipeline several batches are in flight, of different sequences: who has a token in flight is not planned again before it is known.
-The next chunk of a prompt is, for each stage computes batches in order, and so has the KV of the chunk before.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import numpy as np
 
 from trencadis.engine.scheduling.admission import Admission
 from trencadis.engine.scheduling.guarded import GuardedScheduling
-from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.views import ViewMaker
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
@@ -69,7 +65,7 @@ class Scheduler:
     ) -> None:
         self._state = state
         self._policy = policy
-        self._pipeline = policy if isinstance(policy, PipelinedScheduling) else None
+        self._runnable = policy.runnable
         self._budget = max_num_batched_tokens
         self._max_preemptions = max_preemptions
         self.views = ViewMaker(state)
@@ -126,9 +122,9 @@ class Scheduler:
         places = self._places
         num_tokens = table.num_tokens[places]
         goes_on = num_tokens < table.max_total_tokens[places]
-        if self._pipeline is not None:
-            goes_on = self._pipeline.may_run(places)
-        if self._pipeline is not None or 0 in goes_on.tobytes():
+        if self._runnable is not None:
+            goes_on = self._runnable(places)
+        if self._runnable is not None or 0 in goes_on.tobytes():
             active, places, num_tokens = active[goes_on], places[goes_on], num_tokens[goes_on]
         if not active.size and not state.waiting.slots.size:
             return self._finish_plan(active, _EMPTY, None, _EMPTY)
@@ -337,7 +333,7 @@ class Scheduler:
             ):
                 slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
             return self._finish_plan(slots, counts, None, _EMPTY)
-        is_in_flight = self._pipeline is not None and table.num_tokens[slot] > table.num_known_tokens[slot]
+        is_in_flight = self._runnable is not None and table.num_tokens[slot] > table.num_known_tokens[slot]
         if is_in_flight or table.num_tokens[slot] >= table.max_total_tokens[slot]:
             return None
         slots = np.array([slot], np.int32)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
-from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.errors import RanksLostError
 from trencadis.interfaces import AllocationPlan, DraftView, PendingStep, SchedulingPolicy
 from trencadis.records import Batch, FinishedSequence, FinishReason, Request, SamplingParams, StepOutput
+from trencadis_stages.pipeline.pipelined_scheduling import PipelinedScheduling
 from trencadis_testing.doubles import ScriptedSpeculator, ScriptedTrees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -230,7 +230,7 @@ def _served(arrivals: Any, speculator: str, *, num_stages: int, budget: int, cac
 
 
 def test_a_sequence_that_is_planned_while_its_token_is_in_flight_gets_another_text(monkeypatch):
-    monkeypatch.setattr(PipelinedScheduling, "may_run", lambda self, places: np.ones(len(places), np.bool_))
+    monkeypatch.setattr(PipelinedScheduling, "runnable", lambda self, places: np.ones(len(places), np.bool_))
     engine, _ = make_pipeline(2, num_blocks=60, backend=lambda: FakeBackend(eos=-1, max_model_len=120, strict=False))
     engine.add(request("a", (1, 2, 3), 8))
     assert texts_of(engine)["a"] != fake_text((1, 2, 3), 8, eos=-1)

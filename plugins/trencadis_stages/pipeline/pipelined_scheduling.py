@@ -40,11 +40,11 @@ class PipelinedScheduling(GuardedScheduling):
     """A guarded scheduling policy, of whose answers a batch gets its share.
 
     Args:
+        state: The engine's, read only.
         label: See :class:`GuardedScheduling`.
         strategy: See :class:`GuardedScheduling`.
         make_fallback: See :class:`GuardedScheduling`.
         meter: See :class:`GuardedScheduling`.
-        state: The engine's, read only.
         num_batches: In flight at once, at least 2.
     """
 
@@ -52,12 +52,12 @@ class PipelinedScheduling(GuardedScheduling):
 
     def __init__(
         self,
+        state: EngineState,
         label: str,
         strategy: SchedulingPolicy,
         make_fallback: Callable[[], SchedulingPolicy] | None = None,
         *,
         meter: CallMeter | None = None,
-        state: EngineState,
         num_batches: int,
     ) -> None:
         super().__init__(label, strategy, make_fallback, meter=meter)
@@ -75,7 +75,7 @@ class PipelinedScheduling(GuardedScheduling):
         """Take what another engine has counted."""
         super().restore_state({**values, "_recent": deque(values["_recent"], self._recent.maxlen)})
 
-    def may_run(self, places: Int64Array) -> BoolArray:
+    def runnable(self, places: Int64Array) -> BoolArray:
         """Return who of the running sequences may be in the next batch: none whose newest token is in flight, and a share of the decodes.
 
         A decode is left out only while some batch in flight is smaller than its share, and after ``num_batches - 1`` full ones none is.
@@ -85,13 +85,13 @@ class PipelinedScheduling(GuardedScheduling):
         """
         table = self._state.table
         num_tokens = table.num_tokens[places]
-        may_run: BoolArray = num_tokens == table.num_known_tokens[places]
+        is_runnable: BoolArray = num_tokens == table.num_known_tokens[places]
         is_decode = num_tokens - table.num_computed_tokens[places] == 1  # in flight, it goes on as one
         share = -(-int(np.count_nonzero(is_decode)) // self._num_batches)
-        decodes = np.flatnonzero(may_run & is_decode)
-        may_run[decodes[share:]] = False
+        decodes = np.flatnonzero(is_runnable & is_decode)
+        is_runnable[decodes[share:]] = False
         self._num_decodes = min(len(decodes), share)
-        return may_run
+        return is_runnable
 
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return the policy's budgets, that of prefills cut to the batch's share of prompt tokens.

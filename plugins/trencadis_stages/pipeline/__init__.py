@@ -1,0 +1,1 @@
+"""A batch in flight for each stage of a pipeline."""
