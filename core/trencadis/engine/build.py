@@ -19,7 +19,14 @@ from trencadis.clock import Clock, HeldClock, Phases, SystemClock
 from trencadis.config.dump import dump_config
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PartitionedPassPlanner, PassPlanner
-from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, check_misses, completing_buckets, warm_up
+from trencadis.engine.batching.warmup import (
+    BackgroundWarmUp,
+    WarmUp,
+    check_misses,
+    completing_buckets,
+    listed_buckets,
+    warm_up,
+)
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.cache_size import limits_of, limits_of_rank, longest_sequence, size_cache, without_sharing
 from trencadis.engine.cache.guarded import GuardedEviction
@@ -33,21 +40,20 @@ from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.layout_support import check_layout
-from trencadis.engine.parts import EmbeddingParts, Parts, make_embedding_parts, make_parts
+from trencadis.engine.parts import EmbeddingParts, Parts, make_embedding_parts, make_parts, make_stages
 from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import Shadow
-from trencadis.engine.speculation.checks import check_speculation, head_of, with_drafter
-from trencadis.engine.speculation.drafting import Drafting
-from trencadis.engine.stage import EngineKinds, Makings, Stage
+from trencadis.engine.speculation.components import check_speculation, make_drafting, with_drafter
+from trencadis.engine.stage import EngineKinds, Stage
 from trencadis.engine.state import EngineState
 from trencadis.errors import (
     ContractError,
     TrencadisError,
 )
-from trencadis.faults import reraise_interrupt, shown
+from trencadis.faults import reraise_interrupt
 from trencadis.interfaces import (
     AllocationPlan,
     BucketingStrategy,
@@ -57,7 +63,6 @@ from trencadis.interfaces import (
     SupportsDeferredWarmUp,
 )
 from trencadis.records import (
-    Bucket,
     BucketLimits,
     ModelSource,
     ParallelLayout,
@@ -198,10 +203,6 @@ def _source(config: Config) -> ModelSource:
     )
 
 
-_MAX_BUCKETS = 100_000
-"""More would take days to prepare."""
-
-
 def _watched(config: Config, parts: EmbeddingParts, clock: Clock) -> Observers:
     return Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms, kept=parts.kept_observers)
 
@@ -235,7 +236,7 @@ def compose_engine(
     check_speculation(parts.speculation, executor)
     max_drafts = drafter.max_draft_tokens if drafter else 0
     meters = Meters(config, clock)
-    stages = _made_stages(config, parts, meters)
+    stages = make_stages(config, parts, _layout(config), meters)
     kinds = _kinds(config, stages, has_drafter=drafter is not None)
     num_partitions = _layout(config).num_partitions
     max_model_len, num_blocks = size_cache(
@@ -247,7 +248,7 @@ def compose_engine(
     made = parts.make_bucketing(limits_of_rank(limits, num_partitions))
     bucketing = Guarded(BucketingStrategy, *made, meter=meters("bucketing", made[0]))
     passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
-    drafting = _drafting(parts, state, passes, limits, meters)
+    drafting = make_drafting(parts.speculation, state, executor, parts.model, limits, passes.padded_tokens, meters)
     policy = _policy(parts, kinds, state, meters)
     administration = _administration(config, parts, state, policy)
     return kind(
@@ -278,21 +279,6 @@ def compose_engine(
         device_label=parts.device_label,
         is_portable=parts.is_portable,
     )
-
-
-def _drafting(parts: Parts, state: EngineState, passes: PassPlanner, limits: BucketLimits, meters: Meters) -> Drafting:
-    """Return the part that has drafts made, with its memory allocated."""
-    drafting = Drafting(
-        state,
-        parts.speculation,
-        padded_tokens=passes.padded_tokens,
-        pads=parts.executor.capabilities.layout == "padded",
-        vocab_size=parts.model.vocab_size,
-        head=head_of(parts.executor),
-        meter_of=meters,
-    )
-    drafting.allocate(limits)
-    return drafting
 
 
 def _recorder(
@@ -333,40 +319,6 @@ def _recorder(
     )
 
 
-def _made_stages(config: Config, parts: Parts, meters: Meters) -> tuple[Stage, ...]:
-    """Return the stages that the configuration asks for, in the order in which they act.
-
-    Raises:
-        ContractError: One is no stage.
-    """
-    makings = Makings(
-        config=config,
-        model=parts.model,
-        executor=parts.executor,
-        layout=_layout(config),
-        made=parts.made.get,
-        meter=meters,
-        sampling_fingerprint=parts.sampling_fingerprint,
-        can_start_with=parts.can_start_with,
-        is_portable=parts.is_portable,
-        prepare=parts.prepare,
-    )
-    made = []
-    for one in parts.stages:
-        if not one.definition.when(config):
-            continue
-        stage = one.definition.make(makings)
-        if stage is not None and not isinstance(stage, Stage):
-            raise ContractError(
-                f"{one}: its make() returned {shown(stage)}, which is no trencadis.engine.stage.Stage.",
-                hint=one.provenance.remedy,
-            )
-        if stage is not None:
-            stage.name = one.definition.name
-            made.append(stage)
-    return tuple(made)
-
-
 def _kinds(config: Config, stages: Sequence[Stage], *, has_drafter: bool) -> EngineKinds:
     """Return what the engine is put together from, as its stages leave it. Pure."""
     # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead of one with the same sequences.
@@ -403,7 +355,7 @@ def _warmed_passes(
     limits = limits_of_rank(limits, _layout(config).num_partitions)
     warmed = WarmUp()
     if executor.capabilities.layout != "ragged":
-        buckets = _table(bucketing, limits) if config.engine.warmup else ()
+        buckets = listed_buckets(bucketing, limits) if config.engine.warmup else ()
         if not config.engine.warmup:
             logger.info("engine.warmup is off: each bucket is compiled when a step first needs it.")
         check_misses(config, bucketing, buckets)
@@ -451,21 +403,6 @@ def _background(executor: Executor, passes: PassPlanner, warmed: WarmUp, label: 
             hint="Mend it, or choose another in executor.name or backend.name.",
         )
     return BackgroundWarmUp(executor, passes, warmed)
-
-
-def _table(bucketing: Guarded[BucketingStrategy], limits: BucketLimits) -> tuple[Bucket, ...]:
-    """Return the buckets that a strategy lists.
-
-    Raises:
-        ContractError: It lists something else, or more than can be prepared.
-    """
-    table: object = bucketing.strategy.buckets(limits)
-    if isinstance(table, tuple | list) and len(table) <= _MAX_BUCKETS and all(isinstance(one, Bucket) for one in table):
-        return tuple(table)
-    raise ContractError(
-        f"{bucketing.label} returned {shown(table)} from buckets(), which must be a tuple of at most {_MAX_BUCKETS} Buckets.",
-        hint="Mend it, or choose another in bucketing.name.",
-    )
 
 
 def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Clock | None = None) -> EmbeddingEngine:

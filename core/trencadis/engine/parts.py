@@ -9,12 +9,14 @@ from typing import Any
 
 import attrs
 
+from trencadis.config.schema import Config
 from trencadis.engine.sampling.requests import Sampling
 from trencadis.engine.scheduling.switch import SchedulingSwitch
-from trencadis.engine.speculation.checks import make_speculation
+from trencadis.engine.speculation.components import make_speculation
 from trencadis.engine.speculation.drafting import Speculation
-from trencadis.engine.stage import Made
-from trencadis.errors import ConfigValueError, PluginError
+from trencadis.engine.stage import Made, Makings, Stage
+from trencadis.errors import ConfigValueError, ContractError, PluginError
+from trencadis.faults import shown
 from trencadis.interfaces import (
     BucketingStrategy,
     EvictionPolicy,
@@ -23,14 +25,14 @@ from trencadis.interfaces import (
     SamplingFingerprint,
     SchedulingPolicy,
 )
-from trencadis.records import BucketLimits, ModelFacts, RowStart, SamplingParams
+from trencadis.records import BucketLimits, ModelFacts, ParallelLayout, RowStart, SamplingParams
 from trencadis.registry.building import Builder, Meters
 from trencadis.registry.plan import Choice, ResolvedPlan
 from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.stages import RegisteredStage
 from trencadis.registry.switching import SchedulingInForce
 
-__all__ = ["EmbeddingParts", "Parts", "make_embedding_parts", "make_parts"]
+__all__ = ["EmbeddingParts", "Parts", "make_embedding_parts", "make_parts", "make_stages"]
 
 
 @attrs.frozen(kw_only=True)
@@ -207,3 +209,37 @@ def _stages(builder: Builder) -> tuple[RegisteredStage, ...]:
             hint='Take the plugin "stages" out of [plugins] blocked, or install trencadis again.',
         )
     return stages
+
+
+def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Meters) -> tuple[Stage, ...]:
+    """Return the stages that the configuration asks for, in the order in which they act.
+
+    Raises:
+        ContractError: One is no stage.
+    """
+    makings = Makings(
+        config=config,
+        model=parts.model,
+        executor=parts.executor,
+        layout=layout,
+        made=parts.made.get,
+        meter=meters,
+        sampling_fingerprint=parts.sampling_fingerprint,
+        can_start_with=parts.can_start_with,
+        is_portable=parts.is_portable,
+        prepare=parts.prepare,
+    )
+    made = []
+    for one in parts.stages:
+        if not one.definition.when(config):
+            continue
+        stage = one.definition.make(makings)
+        if stage is not None and not isinstance(stage, Stage):
+            raise ContractError(
+                f"{one}: its make() returned {shown(stage)}, which is no trencadis.engine.stage.Stage.",
+                hint=one.provenance.remedy,
+            )
+        if stage is not None:
+            stage.name = one.definition.name
+            made.append(stage)
+    return tuple(made)

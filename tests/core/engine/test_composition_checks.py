@@ -10,7 +10,7 @@ from trencadis.config.schema import BucketingConfig, CacheConfig, Config, Engine
 from trencadis.engine.batching.warmup import check_misses
 from trencadis.engine.cache.cache_size import without_sharing
 from trencadis.engine.guard import Guarded
-from trencadis.engine.speculation.checks import check_speculation, with_drafter
+from trencadis.engine.speculation.components import check_speculation, with_drafter
 from trencadis.engine.speculation.drafting import Speculation
 from trencadis.errors import CapabilityError, ConfigValueError
 from trencadis.interfaces import BackendCapabilities, BucketingStrategy, Executor

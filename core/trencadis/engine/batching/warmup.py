@@ -15,15 +15,18 @@ from trencadis.clock import Clock
 from trencadis.config.schema import BucketingConfig, Config
 from trencadis.engine.batching.passes import PassPlanner
 from trencadis.engine.guard import Guarded
-from trencadis.errors import ConfigValueError
+from trencadis.errors import ConfigValueError, ContractError
+from trencadis.faults import shown
 from trencadis.interfaces import BucketingStrategy, Executor, SupportsDeferredWarmUp, covering_buckets
 from trencadis.records import Bucket, BucketLimits, Shape, WarmUpReport
 
-__all__ = ["BackgroundWarmUp", "WarmUp", "check_misses", "completing_buckets", "warm_up"]
+__all__ = ["BackgroundWarmUp", "WarmUp", "check_misses", "completing_buckets", "listed_buckets", "warm_up"]
 
 logger = logging.getLogger("trencadis.engine")
 
 _POLL_S = 0.05
+_MAX_BUCKETS = 100_000
+"""More would take days to prepare."""
 
 
 @attrs.frozen(kw_only=True)
@@ -161,3 +164,18 @@ def check_misses(config: Config, bucketing: Guarded[BucketingStrategy], buckets:
             f'[bucketing] on_miss = "refuse", but {why}: every request would be refused.',
             hint="Set it to fallback, turn engine.warmup on, or choose a bucketing strategy with a table.",
         )
+
+
+def listed_buckets(bucketing: Guarded[BucketingStrategy], limits: BucketLimits) -> tuple[Bucket, ...]:
+    """Return the buckets that a strategy lists.
+
+    Raises:
+        ContractError: It lists something else, or more than can be prepared.
+    """
+    table: object = bucketing.strategy.buckets(limits)
+    if isinstance(table, tuple | list) and len(table) <= _MAX_BUCKETS and all(isinstance(one, Bucket) for one in table):
+        return tuple(table)
+    raise ContractError(
+        f"{bucketing.label} returned {shown(table)} from buckets(), which must be a tuple of at most {_MAX_BUCKETS} Buckets.",
+        hint="Mend it, or choose another in bucketing.name.",
+    )

@@ -1,20 +1,22 @@
-"""What speculation needs of backend, executor, sampler and acceptance rule, refused at the start where it is not there."""
+"""Makes the components of speculation, and refuses at the start those that backend, executor and sampler do not go with."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import attrs
 
 from trencadis.engine.sampling.guarded import GuardedAcceptance
 from trencadis.engine.sampling.requests import Sampling
-from trencadis.engine.speculation.drafting import Speculation, check_numbers
+from trencadis.engine.speculation.drafting import Drafting, Speculation, check_numbers
+from trencadis.engine.state import EngineState
 from trencadis.errors import CapabilityError
 from trencadis.interfaces import AcceptanceRule, BackendCapabilities, Executor, Sampler, Speculator, SupportsHead
-from trencadis.records import ModelFacts
-from trencadis.registry.building import Builder
+from trencadis.records import BucketLimits, ModelFacts
+from trencadis.registry.building import Builder, Meters
 
-__all__ = ["check_speculation", "head_of", "make_speculation", "with_drafter"]
+__all__ = ["check_speculation", "make_drafting", "make_speculation", "with_drafter"]
 
 TREES = "backend.tree_attention"
 """Capability of a backend that verifies several drafts after one token."""
@@ -73,6 +75,29 @@ def _acceptance_in_rank(builder: Builder) -> AcceptanceRule:
     return GuardedAcceptance(*builder.guarded("acceptance"))
 
 
+def make_drafting(
+    speculation: Speculation | None,
+    state: EngineState,
+    executor: Executor,
+    model: ModelFacts,
+    limits: BucketLimits,
+    padded_tokens: Callable[[int, int], int],
+    meters: Meters,
+) -> Drafting:
+    """Return the part that has drafts made, with its memory allocated."""
+    drafting = Drafting(
+        state,
+        speculation,
+        padded_tokens=padded_tokens,
+        pads=executor.capabilities.layout == "padded",
+        vocab_size=model.vocab_size,
+        head=_head_of(executor),
+        meter_of=meters,
+    )
+    drafting.allocate(limits)
+    return drafting
+
+
 def check_speculation(speculation: Speculation | None, executor: Executor) -> None:
     """Refuse a speculator whose drafts cannot be made or verified.
 
@@ -87,7 +112,7 @@ def check_speculation(speculation: Speculation | None, executor: Executor) -> No
     check_numbers(speculation.labels[0] or type(speculator).__name__, speculator)
     if speculator.drafts_trees:
         _check_trees(speculation, executor.capabilities)
-    if speculator.uses_head and head_of(executor) is None:
+    if speculator.uses_head and _head_of(executor) is None:
         _refuse_head(type(speculator).__name__, executor)
 
 
@@ -118,7 +143,7 @@ def _refuse_head(drafter: str, executor: Executor) -> None:
     )
 
 
-def head_of(executor: Executor) -> SupportsHead | None:
+def _head_of(executor: Executor) -> SupportsHead | None:
     """Return what has the model's head draft; None: there is none, or the executor does not reach it."""
     return executor if HEAD in executor.capabilities.provides and isinstance(executor, SupportsHead) else None
 
