@@ -44,8 +44,8 @@ def test_each_name_gets_its_object_and_objects_stay_as_they_are() -> None:
     [
         (3, r"must be a table of tables\."),
         ({"a": 3}, r"a = 3 must be a table\."),
-        ({"a": {"sise": 3}}, r'a: no such key as sise\. It has: size, name\. Did you mean "size"\?'),
-        ({"a": {"size": "3"}}, r'a: size = "3" must be a whole number\.'),
+        ({"a": {"sise": 3}}, r'a: no such key as sise\. Did you mean "size"\? It has: size, name\.'),
+        ({"a": {"size": "3"}}, r'a: size = "3": must be a whole number\.'),
         ({"a": {"size": -1}}, r"a: size = -1 must be >= 0\."),
         ({"a": {"name": "taken"}}, r"a: that name is taken\."),
     ],

@@ -116,11 +116,11 @@ def test_a_value_that_is_a_table_stays_whole(settings):
         ),
         (
             {"plugins": {"x": 1}},
-            "[plugins] x (from serve.toml): no such key. The table has: blocked, strict.",
+            "[plugins] x (from serve.toml): no such key. The table has: blocked, strict, experimental.",
         ),
         (
             {"bucketing": {"tiels": {"limit": 1}}},
-            '[bucketing.tiels] (from serve.toml): no such component. Choose one of: tiles. Did you mean "tiles"?',
+            '[bucketing.tiels] (from serve.toml): no such component. Did you mean "tiles"? Choose one of: tiles.',
         ),
         (
             {"eviction": {"lru": {"a": 1}}},

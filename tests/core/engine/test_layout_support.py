@@ -107,15 +107,14 @@ def test_ranks_may_have_the_attention_of_their_own_sequences_beside_whole_expert
     ("overrides", "message"),
     [
         ({"parallel__tensor": 2}, r'attention = "data" \(from argument\) with tensor = 2 and expert = 1'),
-        ({}, r'attention = "data" with tensor = 1 and expert = 1'),
+        ({}, r'attention = "data" \(from argument\) with tensor = 1 and expert = 1'),
         (
             {"parallel__tensor": 2, "parallel__expert": 2, "parallel__pipeline": 2},
-            r'attention = "data" with pipeline = 2',
+            r'attention = "data" \(from argument\) with pipeline = 2',
         ),
-        ({"parallel__tensor": 3, "parallel__expert": 3}, r"max_num_seqs = 8 with .*no multiple of the 3 ranks"),
         (
-            {"parallel__tensor": 2, "parallel__expert": 2, "backend__name": "simulated"},
-            r'attention = "data".*: .*does not provide "backend.data_attention"|expert = 2.*: .*does not provide "backend.expert"',
+            {"parallel__tensor": 3, "parallel__expert": 3},
+            r"max_num_seqs = 8 \(from argument\) with .*no multiple of the 3 ranks",
         ),
         (
             {"parallel__tensor": 2, "parallel__expert": 2, "kv_connector__name": "host_offload"},
@@ -140,7 +139,7 @@ def test_what_does_not_go_with_attention_of_own_sequences_is_refused(overrides: 
             for name, refused, more in (
                 ("p2p", "p2p", {}),
                 ("nixl", "nixl", {}),
-                ("lmcache", "lmcache", {}),
+                ("lmcache", "lmcache", {"plugins.experimental": True}),
                 ("blend", "blend", {}),
                 ("tiered", "p2p", {"kv_connector.tiered.children": ("host_offload", "p2p")}),
             )

@@ -31,7 +31,7 @@ def test_a_file_gives_back_its_record(data):
             lambda data: data.replace(b"FLIGHT 2\n", b"FLIGHT 1\n", 1),
             "is a flight record of version 1; this Trencadís reads version 2",
         ),
-        (lambda data: data[:-9], "is damaged: it is cut off"),
+        (lambda data: data[:-9], "is damaged: .*it is cut off"),
         (lambda data: data[:400] + bytes(9) + data[409:], "is damaged"),
         (lambda data: data[: data.index(b"\n") + 1] + zlib.compress(b"\x01"), "is damaged"),
     ],

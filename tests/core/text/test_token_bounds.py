@@ -77,7 +77,7 @@ def test_a_real_tokenizer_has_the_length_of_its_longest_token() -> None:
     [
         (changed(byte_level(), normalizer=normalizers.StripAccents()), "e" + "\u0301" * 1000),
         (changed(byte_level(), normalizer=normalizers.Strip()), " " * 1000),
-        (changed(byte_level(), normalizer=normalizers.Replace("aa", "a")), "a" * 1000),
+        (changed(byte_level(), normalizer=normalizers.Replace("a" * 8, "a")), "a" * 1000),
         (
             changed(
                 byte_level(),

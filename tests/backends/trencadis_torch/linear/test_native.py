@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+import math
+
 import attrs
 import numpy as np
 import pytest
@@ -43,40 +46,41 @@ def drawn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def same(one, other):
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
 def layer(lib, held, bias=None):
     return pack([held], [bias], lib)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_rows", ROWS)
-def test_float_products_are_those_of_float64(lib, shape, num_rows):
-    weight, bias, x = drawn(*shape), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
-    expected = x.double() @ weight.double().T + bias
-    found = layer(lib, FloatWeight(weight), bias)(x)
-    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+def test_float_products_are_those_of_float64(lib):
+    for shape, num_rows in itertools.product(SHAPES, ROWS):
+        weight, bias, x = drawn(*shape), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
+        expected = x.double() @ weight.double().T + bias
+        found = layer(lib, FloatWeight(weight), bias)(x)
+        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_rows", ROWS)
-def test_products_of_bfloat16_are_those_of_the_same_weights_in_float32_bit_by_bit(lib, shape, num_rows):
-    weight, bias, x = drawn(*shape).bfloat16(), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
-    found = layer(lib, FloatWeight(weight), bias)
-    assert found.form == "bfloat16"
-    assert torch.equal(found(x), layer(lib, FloatWeight(weight.float()), bias)(x))
+def test_products_of_bfloat16_are_those_of_the_same_weights_in_float32_bit_by_bit(lib):
+    for shape, num_rows in itertools.product(SHAPES, ROWS):
+        weight, bias, x = drawn(*shape).bfloat16(), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
+        found = layer(lib, FloatWeight(weight), bias)
+        assert found.form == "bfloat16"
+        assert torch.equal(found(x), layer(lib, FloatWeight(weight.float()), bias)(x)), (shape, num_rows)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (70, 300)])
-@pytest.mark.parametrize("num_rows", ROWS)
-def test_rows_that_are_rounded_to_bfloat16_give_the_products_of_rounded_rows(lib, shape, num_rows):
-    weight, bias, x = drawn(*shape).bfloat16(), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
-    x[0, 0] = 1 + 2.0**-8  # halfway: to the even one
-    made = layer(lib, FloatWeight(weight, rounds_rows=True), bias)
-    assert made.form == "bfloat16, rows too"
-    rows, wide = x.bfloat16().double(), weight.double()
-    # Each addition in float32 is within half a unit of the sum so far, which no sum of magnitudes is below.
-    most = rows.abs() @ wide.abs().T + bias.abs()
-    error = (made(x).double() - (rows @ wide.T + bias)).abs()
-    assert bool((error <= 2.0**-24 * (shape[1] + 2) * most).all())
+def test_rows_that_are_rounded_to_bfloat16_give_the_products_of_rounded_rows(lib):
+    for shape, num_rows in itertools.product([*SHAPES, (70, 300)], ROWS):
+        weight, bias, x = drawn(*shape).bfloat16(), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
+        x[0, 0] = 1 + 2.0**-8  # halfway: to the even one
+        made = layer(lib, FloatWeight(weight, rounds_rows=True), bias)
+        assert made.form == "bfloat16, rows too"
+        rows, wide = x.bfloat16().double(), weight.double()
+        # Each addition in float32 is within half a unit of the sum so far, which no sum of magnitudes is below.
+        most = rows.abs() @ wide.abs().T + bias.abs()
+        error = (made(x).double() - (rows @ wide.T + bias)).abs()
+        assert bool((error <= 2.0**-24 * (shape[1] + 2) * most).all()), (shape, num_rows)
 
 
 def exact_rows(x):
@@ -88,17 +92,16 @@ def exact_rows(x):
     return np.rint(wanted).astype(np.int64), largest / np.float32(127)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_rows", ROWS)
-def test_int8_products_are_those_of_integer_arithmetic(lib, shape, num_rows):
-    weight, bias, x = drawn(*shape), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
-    held = quantise(weight)
-    rows, row_scales = exact_rows(x.numpy())
-    products = rows @ held.values.numpy().astype(np.int64).T
-    expected = products.astype(np.float32) * row_scales[:, None] * held.scales.numpy()
-    np.testing.assert_array_equal(layer(lib, held)(x).numpy(), expected)
-    biased = layer(lib, held, bias)(x)
-    np.testing.assert_allclose(biased.numpy(), expected + bias.numpy(), rtol=1e-6, atol=1e-6)
+def test_int8_products_are_those_of_integer_arithmetic(lib):
+    for shape, num_rows in itertools.product(SHAPES, ROWS):
+        weight, bias, x = drawn(*shape), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
+        held = quantise(weight)
+        rows, row_scales = exact_rows(x.numpy())
+        products = rows @ held.values.numpy().astype(np.int64).T
+        expected = products.astype(np.float32) * row_scales[:, None] * held.scales.numpy()
+        np.testing.assert_array_equal(layer(lib, held)(x).numpy(), expected)
+        biased = layer(lib, held, bias)(x)
+        np.testing.assert_allclose(biased.numpy(), expected + bias.numpy(), rtol=1e-6, atol=1e-6)
 
 
 GROUPS = [
@@ -129,34 +132,36 @@ def integers(num_outputs, num_inputs, group, bits, *, minimum):
 
 @pytest.mark.parametrize("minimum", [None, 1.0], ids=["symmetric", "minimums"])
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("num_inputs", "group"), GROUPS)
-@pytest.mark.parametrize("num_rows", [1, 3, 7, 13])
-def test_products_in_groups_are_those_of_integer_arithmetic(lib, num_inputs, group, bits, minimum, num_rows):
-    held = integers(67, num_inputs, group, bits, minimum=minimum)
-    x, bias = drawn(num_rows, num_inputs, seed=2), drawn(67, seed=1)
-    made = layer(lib, held, bias)
-    assert made.packed.zero == (2 ** (bits - 1) if minimum is None else -1)
-    rows, row_scales = exact_rows(x.numpy().reshape(num_rows, -1, group))
-    values = held.values.numpy().astype(np.int64).reshape(67, -1, group)
-    sums = np.einsum("mgk,ngk->mng", rows, values) * (held.scales.numpy().astype(np.float64))
-    sums += rows.sum(-1)[:, None] * held.minimums.numpy().astype(np.float64)
-    terms = sums * row_scales[:, None].astype(np.float64)
-    found = made(x).numpy()
-    assert (np.abs(found - terms.sum(-1) - bias.numpy()) <= 1e-5 * (np.abs(terms).sum(-1) + 10)).all()
+def test_products_in_groups_are_those_of_integer_arithmetic(lib, bits, minimum):
+    for (num_inputs, group), num_rows in itertools.product(GROUPS, [1, 3, 7, 13]):
+        held = integers(67, num_inputs, group, bits, minimum=minimum)
+        x, bias = drawn(num_rows, num_inputs, seed=2), drawn(67, seed=1)
+        made = layer(lib, held, bias)
+        assert made.packed.zero == (2 ** (bits - 1) if minimum is None else -1)
+        rows, row_scales = exact_rows(x.numpy().reshape(num_rows, -1, group))
+        values = held.values.numpy().astype(np.int64).reshape(67, -1, group)
+        sums = np.einsum("mgk,ngk->mng", rows, values) * (held.scales.numpy().astype(np.float64))
+        sums += rows.sum(-1)[:, None] * held.minimums.numpy().astype(np.float64)
+        terms = sums * row_scales[:, None].astype(np.float64)
+        found = made(x).numpy()
+        assert (np.abs(found - terms.sum(-1) - bias.numpy()) <= 1e-5 * (np.abs(terms).sum(-1) + 10)).all(), (
+            num_inputs,
+            group,
+            num_rows,
+        )
 
 
-@pytest.mark.parametrize(("num_inputs", "group"), GROUPS)
-@pytest.mark.parametrize("num_rows", [1, 3, 7, 13])
-def test_products_of_a_table_are_those_of_its_integers_in_8_bits_bit_by_bit(lib, num_inputs, group, num_rows):
-    held = integers(67, num_inputs, group, 4, minimum=None)
-    levels = torch.tensor([255, 0, *range(17, 241, 16)], dtype=torch.uint8)
-    held = attrs.evolve(held, levels=levels, minimums=-113 * held.scales)
-    x, bias = drawn(num_rows, num_inputs, seed=2), drawn(67, seed=1)
-    made = layer(lib, held, bias)
-    wide = GroupedWeight(levels[held.values.int()], held.scales, held.minimums, 8)
-    assert made.form == f"4 bit levels in groups of {group}"
-    assert made.packed.weights.numel() < 0.9 * layer(lib, wide).packed.weights.numel() or group < 16
-    assert torch.equal(made(x), layer(lib, wide, bias)(x))
+def test_products_of_a_table_are_those_of_its_integers_in_8_bits_bit_by_bit(lib):
+    for (num_inputs, group), num_rows in itertools.product(GROUPS, [1, 3, 7, 13]):
+        held = integers(67, num_inputs, group, 4, minimum=None)
+        levels = torch.tensor([255, 0, *range(17, 241, 16)], dtype=torch.uint8)
+        held = attrs.evolve(held, levels=levels, minimums=-113 * held.scales)
+        x, bias = drawn(num_rows, num_inputs, seed=2), drawn(67, seed=1)
+        made = layer(lib, held, bias)
+        wide = GroupedWeight(levels[held.values.int()], held.scales, held.minimums, 8)
+        assert made.form == f"4 bit levels in groups of {group}"
+        assert made.packed.weights.numel() < 0.9 * layer(lib, wide).packed.weights.numel() or group < 16
+        assert torch.equal(made(x), layer(lib, wide, bias)(x)), (num_inputs, group, num_rows)
 
 
 def test_a_table_whose_groups_have_zeros_of_their_own_is_held_in_8_bits(lib):
@@ -170,53 +175,51 @@ def test_a_table_whose_groups_have_zeros_of_their_own_is_held_in_8_bits(lib):
 
 @pytest.mark.parametrize("minimum", [None, 1.0], ids=["symmetric", "minimums"])
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("num_inputs", "group"), GROUPS)
-def test_groups_that_lie_apart_are_those_of_inputs_in_their_order_bit_by_bit(lib, num_inputs, group, bits, minimum):
-    held = integers(67, num_inputs, group, bits, minimum=minimum)
-    order = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(5))
-    made, x = layer(lib, attrs.evolve(held, order=order)), drawn(7, num_inputs, seed=2)
-    assert torch.equal(made(x), layer(lib, held)(x[:, order]))
-    rows = layer(lib, held).rows(torch.arange(67), 1.0)
-    assert torch.equal(made.rows(torch.arange(67), 1.0)[:, order], rows)
+def test_groups_that_lie_apart_are_those_of_inputs_in_their_order_bit_by_bit(lib, bits, minimum):
+    for num_inputs, group in GROUPS:
+        held = integers(67, num_inputs, group, bits, minimum=minimum)
+        order = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(5))
+        made, x = layer(lib, attrs.evolve(held, order=order)), drawn(7, num_inputs, seed=2)
+        assert torch.equal(made(x), layer(lib, held)(x[:, order])), (num_inputs, group)
+        rows = layer(lib, held).rows(torch.arange(67), 1.0)
+        assert torch.equal(made.rows(torch.arange(67), 1.0)[:, order], rows), (num_inputs, group)
+
+
+def test_every_float_of_8_bits_is_widened_exactly(lib):
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        every = torch.arange(256).byte().view(dtype)
+        every = every[every.float().isfinite()]
+        values = every.view(torch.uint8).repeat(2, 1).view(dtype).T.contiguous()  # an output for each
+        held = Float8Weight(values, torch.ones(len(every), 1))
+        x = torch.tensor([[1.0, 0.0], [0.0, 2.0**-20]])
+        found, expected = layer(lib, held)(x), every.float()
+        assert torch.equal(found, torch.stack([expected, expected * 2.0**-20]))
+        assert torch.equal(layer(lib, held).rows(torch.arange(len(every)), 1.0), expected[:, None].expand(-1, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_every_float_of_8_bits_is_widened_exactly(lib, dtype):
-    every = torch.arange(256).byte().view(dtype)
-    every = every[every.float().isfinite()]
-    values = every.view(torch.uint8).repeat(2, 1).view(dtype).T.contiguous()  # an output for each
-    held = Float8Weight(values, torch.ones(len(every), 1))
-    x = torch.tensor([[1.0, 0.0], [0.0, 2.0**-20]])
-    found, expected = layer(lib, held)(x), every.float()
-    assert torch.equal(found, torch.stack([expected, expected * 2.0**-20]))
-    assert torch.equal(layer(lib, held).rows(torch.arange(len(every)), 1.0), expected[:, None].expand(-1, 2))
+def test_products_of_8_bit_floats_are_those_of_float64(lib, dtype):
+    for (num_inputs, group), num_rows in itertools.product(GROUPS, [1, 3, 7]):
+        values = drawn(67, num_inputs).to(dtype)
+        held = Float8Weight(values, (1 + drawn(67, num_inputs // group, seed=3).abs()).half().float())
+        x, bias = drawn(num_rows, num_inputs, seed=2), drawn(67, seed=1)
+        terms = x.double()[:, None] * held.dequantised().double()
+        error = (layer(lib, held, bias)(x).double() - terms.sum(-1) - bias).abs()
+        assert bool((error <= 1e-6 * (terms.abs().sum(-1) + bias.abs() + 1)).all()), (num_inputs, group, num_rows)
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize(("num_inputs", "group"), GROUPS)
-@pytest.mark.parametrize("num_rows", [1, 3, 7])
-def test_products_of_8_bit_floats_are_those_of_float64(lib, num_inputs, group, dtype, num_rows):
-    values = drawn(67, num_inputs).to(dtype)
-    held = Float8Weight(values, (1 + drawn(67, num_inputs // group, seed=3).abs()).half().float())
-    x, bias = drawn(num_rows, num_inputs, seed=2), drawn(67, seed=1)
-    terms = x.double()[:, None] * held.dequantised().double()
-    error = (layer(lib, held, bias)(x).double() - terms.sum(-1) - bias).abs()
-    assert bool((error <= 1e-6 * (terms.abs().sum(-1) + bias.abs() + 1)).all())
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("num_inputs", "group"), [(64, 16), (64, 32), (256, 128), (250, 250)])
-def test_extreme_integers_do_not_saturate(lib, bits, num_inputs, group):
+def test_extreme_integers_do_not_saturate(lib):
     """All products at their largest, which float32 holds: scales are 1, and so are those of the rows."""
-    values = torch.full((64, num_inputs), 2**bits - 1, dtype=torch.uint8)
-    ones = torch.ones(64, num_inputs // group)
-    x = torch.full((2, num_inputs), 127.0)
-    x[1] = -127
-    for minimum in (-(2.0 ** (bits - 1)), -3.5):
-        found = layer(lib, GroupedWeight(values, ones, minimum * ones, bits))(x)
-        expected = (2**bits - 1 + minimum) * 127.0 * num_inputs
-        assert found[0].tolist() == [expected] * 64
-        assert found[1].tolist() == [-expected] * 64
+    for bits, (num_inputs, group) in itertools.product((4, 8), [(64, 16), (64, 32), (256, 128), (250, 250)]):
+        values = torch.full((64, num_inputs), 2**bits - 1, dtype=torch.uint8)
+        ones = torch.ones(64, num_inputs // group)
+        x = torch.full((2, num_inputs), 127.0)
+        x[1] = -127
+        for minimum in (-(2.0 ** (bits - 1)), -3.5):
+            found = layer(lib, GroupedWeight(values, ones, minimum * ones, bits))(x)
+            expected = (2**bits - 1 + minimum) * 127.0 * num_inputs
+            assert found[0].tolist() == [expected] * 64
+            assert found[1].tolist() == [-expected] * 64
 
 
 def test_extreme_integers_of_channels_do_not_saturate(lib):
@@ -229,97 +232,91 @@ def test_extreme_integers_of_channels_do_not_saturate(lib):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("num_panels", [(1, 1, 1), (3, 2, 1), (2,)])
-@pytest.mark.parametrize("more", [0, 5])
-@pytest.mark.parametrize("within", [False, True], ids=["at-borders", "within-panels"])
-def test_weights_side_by_side_are_packed_as_if_they_were_one(lib, form, num_panels, more, within):
-    sizes = [count * lib.panel + (3 if within else 0) for count in num_panels]
-    sizes[-1] += more
-    weights = [drawn(size, 33, seed=size) for size in sizes]
-    found = pack([FORMS[form](weight) for weight in weights], [None] * len(weights), lib).packed
-    expected = pack([FORMS[form](torch.cat(weights))], [None], lib).packed
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+def test_weights_side_by_side_are_packed_as_if_they_were_one(lib, form):
+    for num_panels, more, within in itertools.product([(1, 1, 1), (3, 2, 1), (2,)], [0, 5], [False, True]):
+        sizes = [count * lib.panel + (3 if within else 0) for count in num_panels]
+        sizes[-1] += more
+        weights = [drawn(size, 33, seed=size) for size in sizes]
+        found = pack([FORMS[form](weight) for weight in weights], [None] * len(weights), lib).packed
+        expected = pack([FORMS[form](torch.cat(weights))], [None], lib).packed
+        for one, other in zip(found, expected, strict=True):
+            assert same(one, other), (num_panels, more, within)
+
+
+def test_any_number_of_threads_packs_the_same_bits(lib, in_threads):
+    for form in FORMS:
+        packed = []
+        for num_threads in (1, 2, 3):
+            in_threads(num_threads)
+            packed.append(layer(lib, FORMS[form](drawn(5 * lib.panel + 7, 65))).packed)
+        for parts in packed:
+            for one, other in zip(packed[0], parts, strict=True):
+                assert same(one, other), form
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_any_number_of_threads_packs_the_same_bits(lib, form, in_threads):
-    packed = []
-    for num_threads in (1, 2, 3):
-        in_threads(num_threads)
-        packed.append(layer(lib, FORMS[form](drawn(5 * lib.panel + 7, 65))).packed)
-    for parts in packed:
-        for one, other in zip(packed[0], parts, strict=True):
-            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_a_rows_bits_depend_neither_on_its_neighbours_nor_on_threads(lib, form, num_threads, in_threads):
+def test_a_rows_bits_depend_neither_on_its_neighbours_nor_on_threads(lib, form, in_threads):
     made, x = layer(lib, FORMS[form](drawn(700, 390))), drawn(61, 390, seed=3)
     in_threads(1)
     alone = torch.cat([made(row[None]) for row in x])
-    in_threads(num_threads)
-    for size in (*range(1, 41), 48, 49, 61):
-        assert torch.equal(made(x[:size]), alone[:size])
-    assert torch.equal(made(x[17:]), alone[17:])
+    for num_threads, sizes in ((1, (*range(1, 41), 48, 49, 61)), (2, (5, 41)), (3, (13, 61))):
+        in_threads(num_threads)
+        for size in sizes:
+            assert torch.equal(made(x[:size]), alone[:size]), (num_threads, size)
+        assert torch.equal(made(x[17:]), alone[17:]), num_threads
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("num_inputs", "num_rows"), [*((size, 13) for size in (127, 128, 129, 255, 256, 257, 384)), (160, 7), (416, 250)]
-)
-def test_sums_that_wait_between_parts_of_the_inputs_keep_their_bits(lib, form, num_inputs, num_rows):
-    made, x = layer(lib, FORMS[form](drawn(130, num_inputs))), drawn(num_rows, num_inputs, seed=3)
-    assert torch.equal(made(x), torch.cat([made(row[None]) for row in x]))
+def test_sums_that_wait_between_parts_of_the_inputs_keep_their_bits(lib, form):
+    for num_inputs, num_rows in [*((size, 13) for size in (127, 128, 129, 255, 256, 257, 384)), (160, 7), (416, 250)]:
+        made, x = layer(lib, FORMS[form](drawn(130, num_inputs))), drawn(num_rows, num_inputs, seed=3)
+        assert torch.equal(made(x), torch.cat([made(row[None]) for row in x])), (num_inputs, num_rows)
 
 
-@pytest.mark.parametrize("num_inputs", [127, 129, 384])
-def test_8_bit_floats_with_one_scale_for_each_output_are_the_same_for_many_rows(lib, num_inputs):
-    held = in_float8(drawn(130, num_inputs), torch.float8_e4m3fn, group=num_inputs)
-    made, x = layer(lib, held), drawn(60, num_inputs, seed=3)
-    assert torch.equal(made(x), torch.cat([made(row[None]) for row in x]))
+def test_8_bit_floats_with_one_scale_for_each_output_are_the_same_for_many_rows(lib):
+    for num_inputs in (127, 129, 384):
+        held = in_float8(drawn(130, num_inputs), torch.float8_e4m3fn, group=num_inputs)
+        made, x = layer(lib, held), drawn(60, num_inputs, seed=3)
+        assert torch.equal(made(x), torch.cat([made(row[None]) for row in x])), num_inputs
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("place", [0, 20, 32])
-def test_what_is_no_number_spoils_its_own_row_alone(lib, form, wrong, place):
-    x = drawn(3, 33)
-    x[1, place] = wrong
-    found = layer(lib, FORMS[form](1 + drawn(64, 33).abs()))(x)
-    assert not torch.isfinite(found[1]).any()
-    assert torch.isfinite(found[[0, 2]]).all()
+def test_what_is_no_number_spoils_its_own_row_alone(lib):
+    for form, wrong, place in itertools.product(FORMS, [math.nan, math.inf, -math.inf], [0, 20, 32]):
+        x = drawn(3, 33)
+        x[1, place] = wrong
+        found = layer(lib, FORMS[form](1 + drawn(64, 33).abs()))(x)
+        assert not torch.isfinite(found[1]).any(), (form, wrong, place)
+        assert torch.isfinite(found[[0, 2]]).all(), (form, wrong, place)
 
 
-@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, -1])
-def test_what_is_no_number_stays_none_where_rows_are_rounded(lib, bits):
-    x = drawn(2, 33)
-    x[1, 20] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
-    found = layer(lib, FORMS["bfloat16-rows-too"](1 + drawn(64, 33).abs()))(x)
-    assert found[1].isnan().all()
-    assert torch.isfinite(found[0]).all()
+def test_what_is_no_number_stays_none_where_rows_are_rounded(lib):
+    for bits in (0x7F800001, 0x7FFFFFFF, -1):
+        x = drawn(2, 33)
+        x[1, 20] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+        found = layer(lib, FORMS["bfloat16-rows-too"](1 + drawn(64, 33).abs()))(x)
+        assert found[1].isnan().all(), bits
+        assert torch.isfinite(found[0]).all(), bits
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_of_zeros_stay_zeros(lib, form):
-    assert not layer(lib, FORMS[form](drawn(64, 8)))(torch.zeros(2, 8)).any()
+def test_rows_of_zeros_stay_zeros(lib):
+    for form in FORMS:
+        assert not layer(lib, FORMS[form](drawn(64, 8)))(torch.zeros(2, 8)).any(), form
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_products_are_near_those_of_the_weights_as_they_are_held(lib, form):
-    held, x = FORMS[form](drawn(130, 768)), drawn(5, 768, seed=1)
-    x[:, 5] *= 30  # one input is large, as in trained models
-    found, expected = layer(lib, held)(x), x @ held.dequantised().T
-    # Rows share a scale with the large input, in a group or all of them.
-    allowed = (
-        1e-6
-        if isinstance(held, (FloatWeight, Float8Weight)) and form != "bfloat16-rows-too"
-        else 0.05
-        if "int8" in (held.form, form[:4]) or "128" in form
-        else 0.01
-    )
-    assert float((found - expected).norm() / expected.norm()) < allowed
+def test_products_are_near_those_of_the_weights_as_they_are_held(lib):
+    for form in FORMS:
+        held, x = FORMS[form](drawn(130, 768)), drawn(5, 768, seed=1)
+        x[:, 5] *= 30  # one input is large, as in trained models
+        found, expected = layer(lib, held)(x), x @ held.dequantised().T
+        # Rows share a scale with the large input, in a group or all of them.
+        allowed = (
+            1e-6
+            if isinstance(held, (FloatWeight, Float8Weight)) and form != "bfloat16-rows-too"
+            else 0.05
+            if "int8" in (held.form, form[:4]) or "128" in form
+            else 0.01
+        )
+        assert float((found - expected).norm() / expected.norm()) < allowed, form
 
 
 def test_a_view_is_read_by_its_strides(lib):
@@ -343,34 +340,32 @@ def test_rows_come_back_bit_by_bit_and_other_ids_are_refused(lib):
                 made.rows(torch.tensor([3, wrong]), 1.0)
 
 
-@pytest.mark.parametrize("size", [1, 16, 40, 100])
-def test_norms_are_those_of_the_definition(lib, size):
-    x, weight = drawn(2, 3, size), drawn(size, seed=1)
-    wide = x.double()
-    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    torch.testing.assert_close(lib.rms_norm(x, weight, 1e-5).double(), expected, atol=1e-6, rtol=1e-6)
+def test_norms_are_those_of_the_definition(lib):
+    for size in (1, 16, 40, 100):
+        x, weight = drawn(2, 3, size), drawn(size, seed=1)
+        wide = x.double()
+        expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+        torch.testing.assert_close(lib.rms_norm(x, weight, 1e-5).double(), expected, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 16, 37])
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_gates_are_those_of_the_definition(lib, name, size):
-    gates, values = 20 * drawn(4, size), drawn(4, size, seed=1)
-    gates[0, 0], gates[1, 0] = 200.0, -200.0
-    wide = gates.double()
-    activated = FORMULAS[name](wide)
-    found = lib.gate(torch.cat([gates, values], -1), ACTIVATIONS[name])
-    torch.testing.assert_close(found.double(), activated * values, atol=3e-6, rtol=2e-6)
-    torch.testing.assert_close(lib.activate(gates, ACTIVATIONS[name]).double(), activated, atol=3e-6, rtol=2e-6)
+def test_gates_are_those_of_the_definition(lib):
+    for name, size in itertools.product(ACTIVATIONS, [1, 16, 37]):
+        gates, values = 20 * drawn(4, size), drawn(4, size, seed=1)
+        gates[0, 0], gates[1, 0] = 200.0, -200.0
+        wide = gates.double()
+        activated = FORMULAS[name](wide)
+        found = lib.gate(torch.cat([gates, values], -1), ACTIVATIONS[name])
+        torch.testing.assert_close(found.double(), activated * values, atol=3e-6, rtol=2e-6)
+        torch.testing.assert_close(lib.activate(gates, ACTIVATIONS[name]).double(), activated, atol=3e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize("size", [1, 16, 40, 100])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_norms_by_mean_and_variance_are_those_of_the_definition(lib, size, has_bias):
-    x, weight, bias = drawn(2, 3, size) + 5, drawn(size, seed=1), drawn(size, seed=2) if has_bias else None
-    wide = torch.nn.functional.layer_norm(
-        x.double(), (size,), weight.double(), bias.double() if has_bias else None, eps=1e-5
-    )
-    torch.testing.assert_close(lib.layer_norm(x, weight, bias, 1e-5).double(), wide, atol=2e-5, rtol=1e-5)
+def test_norms_by_mean_and_variance_are_those_of_the_definition(lib):
+    for size, has_bias in itertools.product([1, 16, 40, 100], [False, True]):
+        x, weight, bias = drawn(2, 3, size) + 5, drawn(size, seed=1), drawn(size, seed=2) if has_bias else None
+        wide = torch.nn.functional.layer_norm(
+            x.double(), (size,), weight.double(), bias.double() if has_bias else None, eps=1e-5
+        )
+        torch.testing.assert_close(lib.layer_norm(x, weight, bias, 1e-5).double(), wide, atol=2e-5, rtol=1e-5)
 
 
 def test_only_the_turned_elements_of_queries_and_keys_change(lib):
