@@ -74,7 +74,6 @@ FEATURES: Mapping[str, Feature] = {
     "swap": Feature(r"swap|host_block|hosted"),
     "partitions, pipeline": Feature(
         r"partition|pipelin|attention_ranks|may_run",
-        ("cache/partitions.py", "scheduling/partitioned.py"),
     ),
     "flight recorder, restore": Feature(
         r"recorder|flight_|flight record|key_frame|[Ff]ramed|\brestored?\b",

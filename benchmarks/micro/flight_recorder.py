@@ -27,7 +27,7 @@ from trencadis.records import Request, SamplingParams
 def without_recorder(engine: Any, backend: Any, num_steps: int) -> float:
     """Return CPU seconds per step of an engine whose recorder is away, its trailing blocks too; they begin anew afterwards."""
     recorder, engine._recorder = engine._recorder, None
-    for part in engine._state.blocks.partitions:
+    for part in engine._state.blocks.parts:
         part.journal = None
     spent_s = measure(engine, backend, num_steps)
     engine._recorder = recorder
@@ -81,7 +81,7 @@ def frame(num_blocks: int) -> dict[str, float]:
     """Return what a key frame costs with a full prefix cache, at 256 running sequences, and what the trailing blocks hold for it."""
     engine, _ = build(256, num_blocks=num_blocks)
     recorder, blocks = engine.flight_recorder, engine._state.blocks
-    for part in blocks.partitions:
+    for part in blocks.parts:
         part.journal = None
     for first in range(0, num_blocks, 1000):
         chain = [number.to_bytes(32, "little") for number in range(first, min(first + 1000, num_blocks))]

@@ -194,13 +194,13 @@ def make_engine(
         speculation = Speculation(
             speculator=speculator, length=draft_length or AsManyAsMay(), acceptance=acceptance or Matching()
         )
+    evictions = iter([eviction])
     parts = Parts(
         executor=executor,
         model=facts,
         make_bucketing=lambda _: ("bucketing", bucketing or ExactShapes(), ExactShapes if fallback else None),
         scheduling=("scheduling", policy or ServeInOrder(), ServeInOrder if fallback else None),
-        eviction=("eviction", eviction or OldestFirst(), OldestFirst if fallback else None),
-        make_eviction=lambda: ("eviction", OldestFirst(), OldestFirst if fallback else None),
+        make_eviction=lambda: ("eviction", next(evictions, None) or OldestFirst(), OldestFirst if fallback else None),
         observers=tuple(observers),
         speculation=speculation,
         made={} if connector is None else {"kv_connector": Made(label="the KV connector", component=connector)},

@@ -26,6 +26,12 @@ def _make_defragmenting(makings: Any) -> Any:
     return make_defragmenting(makings)
 
 
+def _make_partitions(makings: Any) -> Any:
+    from trencadis_stages.partitions.partitions import Partitions
+
+    return Partitions(makings)
+
+
 def _make_pipeline(makings: Any) -> Any:
     from trencadis_stages.pipeline.pipeline import Pipeline
 
@@ -71,6 +77,12 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         name="transfer",
         make=_make_transfer,
         summary="Looks up, loads and saves KV by the KV connector.",
+    )
+    yield StageDefinition(
+        name="partitions",
+        make=_make_partitions,
+        summary="Divides rows and KV blocks over ranks that have sequences of their own.",
+        when=lambda config: config.parallel.attention == "data" and config.parallel.tensor > 1,
     )
     yield StageDefinition(
         name="pipeline",

@@ -36,6 +36,11 @@ class TestDefragmenter(StageConformance):
     backend: ClassVar = {"layout": "padded", "contiguous": True}
 
 
+class TestPartitions(StageConformance):
+    definition = BUILT_IN["partitions"]
+    engine: ClassVar = {"attention_ranks": 2}
+
+
 class TestPipeline(StageConformance):
     definition = BUILT_IN["pipeline"]
     engine: ClassVar = {"pipeline": 3}

@@ -18,7 +18,7 @@ from trencadis.activity import ACTIVITY
 from trencadis.clock import Clock, HeldClock, Phases, SystemClock
 from trencadis.config.dump import dump_config
 from trencadis.config.schema import Config
-from trencadis.engine.batching.passes import BatchBuilder, PartitionedPassPlanner, PassPlanner
+from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
 from trencadis.engine.batching.warmup import (
     BackgroundWarmUp,
     WarmUp,
@@ -28,10 +28,9 @@ from trencadis.engine.batching.warmup import (
     warm_up,
 )
 from trencadis.engine.cache.block_manager import BlockManager
-from trencadis.engine.cache.cache_size import limits_of, limits_of_rank, longest_sequence, size_cache, without_sharing
+from trencadis.engine.cache.cache_size import limits_of, limits_of_part, longest_sequence, size_cache, without_sharing
 from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.cache.hashing import BlockHasher, compatibility_of
-from trencadis.engine.cache.partitions import PartitionedBlocks
 from trencadis.engine.embedding import EmbeddingEngine, EmbeddingQueue
 from trencadis.engine.engine import Engine
 from trencadis.engine.guard import Guarded
@@ -43,7 +42,6 @@ from trencadis.engine.layout_support import check_layout
 from trencadis.engine.parts import EmbeddingParts, Parts, make_embedding_parts, make_parts, make_stages
 from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
-from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.speculation.components import check_speculation, make_drafting, with_drafter
@@ -58,7 +56,6 @@ from trencadis.interfaces import (
     AllocationPlan,
     BucketingStrategy,
     ComponentContext,
-    EvictionPolicy,
     Executor,
     SupportsDeferredWarmUp,
 )
@@ -238,23 +235,36 @@ def compose_engine(
     meters = Meters(config, clock)
     stages = make_stages(config, parts, _layout(config), meters)
     kinds = _kinds(config, stages, has_drafter=drafter is not None)
-    num_partitions = _layout(config).num_partitions
     max_model_len, num_blocks = size_cache(
-        config, with_drafter(parts.model, drafter), executor, block_size=block_size, num_partitions=num_partitions
+        config, with_drafter(parts.model, drafter), executor, block_size=block_size, num_parts=kinds.num_parts
     )
     limits = limits_of(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
     executor.allocate(_allocation(config, limits, parts, stages))
-    state = _state(config, parts, HeldClock(clock), limits, meters)
-    made = parts.make_bucketing(limits_of_rank(limits, num_partitions))
+    state = _state(config, parts, kinds, HeldClock(clock), limits, meters)
+    part_limits = limits_of_part(limits, kinds.num_parts)
+    made = parts.make_bucketing(part_limits)
     bucketing = Guarded(BucketingStrategy, *made, meter=meters("bucketing", made[0]))
-    passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
+    passes: PassPlanner = kinds.passes(
+        bucketing,
+        capabilities=capabilities,
+        table=state.table,
+        limits=part_limits,
+        refuse_unprepared=config.bucketing.on_miss == "refuse",
+    )
+    warmed = _warm_up(config, executor, bucketing, passes, part_limits, clock=clock, progress=progress)
     drafting = make_drafting(parts.speculation, state, executor, parts.model, limits, passes.padded_tokens, meters)
     policy = _policy(parts, kinds, state, meters)
     administration = _administration(config, parts, state, policy)
     return kind(
         state=state,
         policy=policy,
-        scheduler=_scheduler(config, state, policy),
+        scheduler=kinds.scheduler(
+            state,
+            policy,
+            max_num_batched_tokens=config.engine.max_num_batched_tokens,
+            max_preemptions=config.engine.max_preemptions,
+            max_wait_s=config.engine.max_wait_s,
+        ),
         builder=BatchBuilder(state, passes),
         executor=executor,
         observers=_watched(config, parts, clock),
@@ -323,36 +333,29 @@ def _kinds(config: Config, stages: Sequence[Stage], *, has_drafter: bool) -> Eng
     """Return what the engine is put together from, as its stages leave it. Pure."""
     # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead of one with the same sequences.
     depth = 1 if has_drafter or not config.engine.async_scheduling else 2
-    kinds = EngineKinds(depth=depth, policy=lambda _, *made, **options: GuardedScheduling(*made, **options))
+    kinds = EngineKinds(
+        depth=depth,
+        blocks=lambda *, num_blocks, make_eviction: BlockManager(num_blocks=num_blocks, eviction=make_eviction()),
+        passes=PassPlanner,
+        policy=lambda _, *made, **options: GuardedScheduling(*made, **options),
+        scheduler=Scheduler,
+    )
     for stage in stages:
         kinds = stage.compose(kinds)
     return kinds
 
 
-def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling) -> Scheduler:
-    kind = Scheduler if _layout(config).num_partitions == 1 else PartitionedScheduler
-    return kind(
-        state,
-        policy,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        max_preemptions=config.engine.max_preemptions,
-        max_wait_s=config.engine.max_wait_s,
-    )
-
-
-def _warmed_passes(
+def _warm_up(
     config: Config,
     executor: Executor,
     bucketing: Guarded[BucketingStrategy],
-    state: EngineState,
+    passes: PassPlanner,
     limits: BucketLimits,
     *,
     clock: Clock,
     progress: Callable[[int, int], None] | None,
-) -> tuple[PassPlanner, WarmUp]:
-    """Return what gives passes their buckets, and what was prepared of these."""
-    passes = _pass_planner(config, executor, bucketing, state, limits)
-    limits = limits_of_rank(limits, _layout(config).num_partitions)
+) -> WarmUp:
+    """Prepare buckets, and return what was prepared."""
     warmed = WarmUp()
     if executor.capabilities.layout != "ragged":
         buckets = listed_buckets(bucketing, limits) if config.engine.warmup else ()
@@ -364,29 +367,7 @@ def _warmed_passes(
         passes.prepared(warmed.report.prepared)
         passes.defer(warmed.deferred)
         passes.close(buckets, covering)
-    return passes, warmed
-
-
-def _pass_planner(
-    config: Config, executor: Executor, bucketing: Guarded[BucketingStrategy], state: EngineState, limits: BucketLimits
-) -> PassPlanner:
-    num_partitions = _layout(config).num_partitions
-    kind: Callable[..., PassPlanner] = PassPlanner
-    if num_partitions > 1:
-        kind = functools.partial(
-            PartitionedPassPlanner,
-            num_partitions=num_partitions,
-            num_rows=limits.max_num_seqs,
-            num_blocks=limits.num_blocks,
-        )
-    return kind(
-        bucketing,
-        capabilities=executor.capabilities,
-        table=state.table,
-        block_size=limits.block_size,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        refuse_unprepared=config.bucketing.on_miss == "refuse",
-    )
+    return warmed
 
 
 def _background(executor: Executor, passes: PassPlanner, warmed: WarmUp, label: str) -> BackgroundWarmUp | None:
@@ -464,10 +445,16 @@ def _policy(parts: Parts, kinds: EngineKinds, state: EngineState, meters: Meters
     return policy
 
 
-def _state(config: Config, parts: Parts, clock: HeldClock, limits: BucketLimits, meters: Meters) -> EngineState:
+def _state(
+    config: Config, parts: Parts, kinds: EngineKinds, clock: HeldClock, limits: BucketLimits, meters: Meters
+) -> EngineState:
+    def make_eviction() -> GuardedEviction:
+        label, policy, make_fallback = parts.make_eviction()
+        return GuardedEviction(label, policy, make_fallback, meter=meters("eviction", label))
+
     return EngineState(
         clock=clock,
-        blocks=_blocks(parts, limits.num_blocks, _layout(config).num_partitions, meters),
+        blocks=kinds.blocks(num_blocks=limits.num_blocks, make_eviction=make_eviction),
         hasher=BlockHasher(
             key=config.cache.key,
             compatibility=compatibility_of(config, parts.model, limits.block_size),
@@ -481,16 +468,4 @@ def _state(config: Config, parts: Parts, clock: HeldClock, limits: BucketLimits,
         seed=config.engine.seed,
         prefix_caching=config.cache.prefix_caching,
         tenants=config.scheduling.tenants,
-        num_partitions=_layout(config).num_partitions,
     )
-
-
-def _blocks(parts: Parts, num_blocks: int, num_partitions: int, meters: Meters) -> BlockManager:
-    def guarded(made: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]) -> GuardedEviction:
-        return GuardedEviction(*made, meter=meters("eviction", made[0]))
-
-    if num_partitions == 1:
-        return BlockManager(num_blocks=num_blocks, eviction=guarded(parts.eviction))
-    assert parts.make_eviction is not None, "each partition has a policy of its own"
-    evictions = [parts.eviction, *(parts.make_eviction() for _ in range(num_partitions - 1))]
-    return PartitionedBlocks(num_blocks=num_blocks, evictions=[guarded(one) for one in evictions])

@@ -63,8 +63,7 @@ class Parts(EmbeddingParts):
     Attributes:
         make_bucketing: Makes the strategy and, second, its fallback (or None), from the limits.
         scheduling: Label, policy, and maker of its fallback (or None).
-        eviction: The same.
-        make_eviction: Makes the same once more, for one more partition of the KV blocks; None: there is one partition.
+        make_eviction: Makes the same of another eviction policy each time, one for each part of the KV blocks.
         speculation: Who drafts, how much, and which drafts stand; or None.
         made: Components that stages use, by noun.
         stages: All stages that are registered, in order.
@@ -82,8 +81,7 @@ class Parts(EmbeddingParts):
 
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
     scheduling: tuple[str, SchedulingPolicy, Callable[[], SchedulingPolicy] | None]
-    eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
-    make_eviction: Callable[[], tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]] | None = None
+    make_eviction: Callable[[], tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]]
     speculation: Speculation | None = None
     made: Mapping[str, Made] = attrs.Factory(dict)
     stages: Sequence[RegisteredStage] = ()
@@ -129,7 +127,6 @@ def make_parts(
         shared_prefixes=shared_prefixes,
         make_bucketing=functools.partial(_make_bucketing, builder),
         scheduling=builder.guarded("scheduling"),
-        eviction=builder.guarded("eviction"),
         make_eviction=lambda: builder.guarded("eviction"),
         speculation=make_speculation(builder, sampling),
         made={noun: _made(builder, noun) for noun in ("kv_connector",) if noun in plan.choices},
@@ -196,6 +193,7 @@ def _stages(builder: Builder) -> tuple[RegisteredStage, ...]:
     """
     config, stages = builder.config, builder.registry.stages
     needed = {
+        "partitions": config.parallel.attention == "data",
         "pipeline": config.parallel.pipeline > 1,
         "swap": config.engine.preemption == "swap",
         "transfer": "kv_connector" in builder.plan.choices,

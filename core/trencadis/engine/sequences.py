@@ -105,7 +105,7 @@ class Sequence:
         tokens: Known tokens while it holds no row, int32; stale while it runs.
         block_hashes: Chained hashes of its full blocks so far, head first.
         claim: KV that is kept for it while it waits or stands aside; None: there is none, or its stage is asked again.
-        partition: Of the rows and blocks that it has, or had when it was preempted.
+        part: Which of the engine's parts has its row and blocks, or had them when it was preempted.
         is_approximate: The KV it reads is near to what computing would give, not equal: nothing of it is shared or saved.
         num_approximate_tokens: Prompt tokens whose KV was such when it first ran; stays when it is computed anew.
         is_provisional: It runs with KV that has not come for sure: nothing that it computes is shared or kept.
@@ -130,7 +130,7 @@ class Sequence:
         "num_cached_tokens",
         "num_failures",
         "original_request",
-        "partition",
+        "part",
         "request",
         "seed",
         "slot",
@@ -157,7 +157,7 @@ class Sequence:
         self.tokens: Int32Array = np.array(request.known_token_ids, np.int32)
         self.block_hashes: list[bytes] = []
         self.claim: Claim | None = None
-        self.partition = 0
+        self.part = 0
         self.is_approximate = self.is_provisional = False
         self.num_approximate_tokens = 0
         self.late_token_epoch = -1
@@ -338,39 +338,39 @@ class Rows(Restorable):
         tokens: int32 ``[max_num_seqs, max_model_len + 1]``; of a row the first ``num_known_tokens`` are valid.
         block_tables: int32 ``[max_num_seqs, max_blocks]``; of a row the first ``num_blocks`` are valid.
         num_free: Rows that can be taken.
-        num_per_partition: Partition p has the rows from p times this number on.
+        num_per_part: Part p has the rows from p times this number on.
 
     Args:
-        num_rows: A multiple of the partitions.
+        num_rows: A multiple of the parts.
         max_model_len: Tokens.
         block_size: Tokens per block.
-        num_partitions: Parts of the rows.
+        num_parts: Parts of equal size; a sequence has its row and all its blocks in one.
     """
 
     restored = ("_free", "num_free")
 
-    def __init__(self, *, num_rows: int, max_model_len: int, block_size: int, num_partitions: int = 1) -> None:
+    def __init__(self, *, num_rows: int, max_model_len: int, block_size: int, num_parts: int = 1) -> None:
         # np.empty leaves pages untouched until a sequence really grows that long.
         self.tokens: Int32Array = np.empty((num_rows, max_model_len + 1), np.int32)
         self.block_tables: Int32Array = np.empty((num_rows, -(-max_model_len // block_size) + 1), np.int32)
-        size = self.num_per_partition = num_rows // num_partitions
+        size = self.num_per_part = num_rows // num_parts
         self._free = [list(range(first + size - 1, first - 1, -1)) for first in range(0, num_rows, size)]
         self.num_free = num_rows
         self._writes: list[tuple[Int32Array, Int32Array, Int32Array]] = []
 
-    def num_free_in(self, partition: int) -> int:
-        """Return how many rows of a partition can be taken. Pure."""
-        return len(self._free[partition])
+    def num_free_in(self, part: int) -> int:
+        """Return how many rows of a part can be taken. Pure."""
+        return len(self._free[part])
 
-    def take(self, partition: int) -> int:
-        """Return a free row of a partition, the most recently used first."""
+    def take(self, part: int) -> int:
+        """Return a free row of a part, the most recently used first."""
         self.num_free -= 1
-        return self._free[partition].pop()
+        return self._free[part].pop()
 
     def give_back(self, row: int) -> None:
         """Free a row."""
         self.num_free += 1
-        self._free[row // self.num_per_partition].append(row)
+        self._free[row // self.num_per_part].append(row)
 
     def write_blocks(self, rows: Int32Array, columns: Int32Array, block_ids: Int32Array) -> None:
         """Set block-table entries here, and on the device with the next batch."""

@@ -92,11 +92,20 @@ class EngineKinds:
 
     Attributes:
         depth: Steps in flight at once, at least 1.
+        num_parts: Parts of equal size into which rows and blocks are divided; a sequence has all that it has in one of them.
+        blocks: Makes the KV blocks, a ``BlockManager`` with so many ``parts``; takes ``num_blocks``, those of all parts, and ``make_eviction``,
+            which returns another guarded eviction policy each time.
+        passes: Makes what splits plans into passes, from the arguments of ``PassPlanner``; ``limits`` are those of a part.
         policy: Makes the guarded scheduling policy, from the engine's state and the arguments of ``GuardedScheduling``.
+        scheduler: Makes what makes plans, from the arguments of ``Scheduler``.
     """
 
     depth: int
+    num_parts: int = 1
+    blocks: Callable[..., Any]
+    passes: Callable[..., Any]
     policy: Callable[..., Any]
+    scheduler: Callable[..., Any]
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -42,7 +42,7 @@ class EngineState:
 
     Args:
         clock: Source of time; the engine holds it at each request, plan and commit.
-        blocks: The KV blocks.
+        blocks: The KV blocks; rows are divided as they are.
         hasher: Of block content.
         num_rows: ``max_num_seqs``.
         max_model_len: Tokens.
@@ -51,7 +51,6 @@ class EngineState:
         seed: The engine's.
         prefix_caching: Whether blocks are kept for reuse.
         tenants: Entries of ``[scheduling.tenants]``.
-        num_partitions: Parts of rows and blocks, in one of which a sequence has all that it has.
 
     Attributes:
         aside: Slots that stand aside, the first first: a stage says when they can run.
@@ -76,7 +75,6 @@ class EngineState:
         seed: int,
         prefix_caching: bool,
         tenants: Mapping[str, TenantConfig] = MappingProxyType({}),
-        num_partitions: int = 1,
     ) -> None:
         self.clock = clock
         self.blocks = blocks
@@ -87,7 +85,7 @@ class EngineState:
         self.prefix_caching = prefix_caching
         self.table = SequenceTable()
         self.rows = Rows(
-            num_rows=num_rows, max_model_len=max_model_len, block_size=block_size, num_partitions=num_partitions
+            num_rows=num_rows, max_model_len=max_model_len, block_size=block_size, num_parts=len(blocks.parts)
         )
         self.waiting = SlotQueue()
         self.running: Int32Array = np.empty(0, np.int32)
@@ -226,14 +224,14 @@ class EngineState:
 
         Args:
             sequence: It waits.
-            blocks: For all its known tokens, of its partition.
+            blocks: For all its known tokens, of its part.
             num_computed: First tokens whose KV is in them, or comes there before the next step reads it.
             num_cached: Those of them that a cache had.
         """
         table, slot = self.table, sequence.slot
         self._unwait(sequence)
         sequence.claim = None
-        row = self.rows.take(sequence.partition)
+        row = self.rows.take(sequence.part)
         tokens = sequence.tokens
         self.rows.tokens[row, : len(tokens)] = tokens
         columns = np.arange(len(blocks), dtype=np.int32)
@@ -353,7 +351,7 @@ class EngineState:
 
         Args:
             sequence: It waits.
-            blocks: Those that are looked at: of a partition; None: all.
+            blocks: Those that are looked at: of a part; None: all.
         """
         if sequence.request.params.prompt_logprobs is not None:
             return []  # every prompt token needs its logits

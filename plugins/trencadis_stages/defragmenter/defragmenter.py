@@ -59,7 +59,7 @@ class Defragmenting(Stage, Restorable):
                 copy_sizes=self._copy_sizes,
                 blocks=blocks,
             )
-            for blocks in engine.state.blocks.partitions
+            for blocks in engine.state.blocks.parts
         )
 
     def after_plan(self, step: SubmittedStep | None) -> None:

@@ -135,12 +135,12 @@ class Swapping(Stage, Restorable):
         blocks = leaving.blocks
         if leaving.reason is not None or not blocks.size:
             return None
-        num_free = self._num_free[sequence.partition]
+        num_free = self._num_free[sequence.part]
         if len(blocks) > num_free:
             self._num_fallbacks += 1
             return None
-        host = np.sort(self._stacks[sequence.partition][num_free - len(blocks) : num_free])
-        self._num_free[sequence.partition] -= len(host)
+        host = np.sort(self._stacks[sequence.part][num_free - len(blocks) : num_free])
+        self._num_free[sequence.part] -= len(host)
         self.num_free -= len(host)
         self.num_swapped += 1
         slot, table = sequence.slot, self._state.table

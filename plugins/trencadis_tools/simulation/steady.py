@@ -50,7 +50,7 @@ class SteadyEngine(Engine):
             max_steps: At least 1.
         """
         is_watched = self._recorder is not None or self._observers.watched or self._policy.shadow is not None
-        is_divided = self._state.rows.num_per_partition < len(self._state.rows.tokens)
+        is_divided = len(self._state.blocks.parts) > 1
         if not (is_watched or is_divided or self._state.on_filled or self._drafting.is_configured):
             self._device, self._max_steps = device, max_steps
 

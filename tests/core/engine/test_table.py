@@ -42,3 +42,11 @@ def test_table_writes_are_logged_in_order_and_drained() -> None:
     assert writes.block_ids.tolist() == [5, 6]
     assert rows.block_tables[1, 0] == 6
     assert rows.take_writes().rows.size == 0
+
+
+def test_rows_of_a_part_are_taken_and_come_back_there() -> None:
+    rows = Rows(num_rows=6, max_model_len=8, block_size=4, num_parts=3)
+    assert [rows.take(1), rows.take(1), rows.take(2)] == [2, 3, 4]
+    assert [rows.num_free_in(one) for one in range(3)] == [2, 0, 1]
+    rows.give_back(3)
+    assert (rows.take(1), rows.num_free) == (3, 3)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -18,9 +16,9 @@ from trencadis.interfaces import BackendCapabilities, BucketingStrategy
 from trencadis.records import (
     Batch,
     Bucket,
+    BucketLimits,
     Drafts,
     Int32Array,
-    Int64Array,
     Pass,
     Phase,
     Plan,
@@ -29,7 +27,7 @@ from trencadis.records import (
     UnifiedShape,
 )
 
-__all__ = ["BatchBuilder", "PartitionedPassPlanner", "PassPlanner", "unified_shape"]
+__all__ = ["BatchBuilder", "PassPlanner", "unified_shape"]
 
 
 class BatchBuilder:
@@ -88,8 +86,8 @@ class PassPlanner:
         bucketing: The guarded strategy.
         capabilities: The backend's.
         table: The engine's sequences, read for sizes only.
-        block_size: Tokens per block.
-        max_num_batched_tokens: A prefill pass of several sequences has at most this many token positions, padding included.
+        limits: Sizes of the engine, or of each of its parts; a prefill pass of several sequences has at most ``max_num_batched_tokens``
+            positions, padding included.
         refuse_unprepared: Refuse a pass whose bucket is not prepared, once any is.
 
     Attributes:
@@ -102,8 +100,7 @@ class PassPlanner:
         *,
         capabilities: BackendCapabilities,
         table: SequenceTable,
-        block_size: int,
-        max_num_batched_tokens: int,
+        limits: BucketLimits,
         refuse_unprepared: bool = False,
     ) -> None:
         self._bucketing = bucketing
@@ -114,8 +111,8 @@ class PassPlanner:
         self._max_prefills = self._max_in_group = capabilities.max_prefill_batch_size or 1 << 30
         self._merges = capabilities.merges_prefills
         self._table = table
-        self._block_size = block_size
-        self._max_positions = max_num_batched_tokens
+        self._block_size = limits.block_size
+        self._max_positions = limits.max_num_batched_tokens
         self._refuse_unprepared = refuse_unprepared
         self._prepared: set[Bucket] = set()
         self._used: set[Bucket] = set()
@@ -308,71 +305,6 @@ class PassPlanner:
                 )
             self._prepared.add(bucket)
             logger.warning("%s runs in %s, which was not prepared: it is compiled now.", shape, bucket)
-
-
-class PartitionedPassPlanner(PassPlanner):
-    """Splits plans whose sequences are spread over ranks: the shape of a pass is in every dimension the largest that a rank's part has.
-
-    All ranks then run their parts in one bucket. A prefill pass has at most ``max_prefill_batch_size`` sequences of a rank.
-
-    Args:
-        num_partitions: Ranks with sequences of their own.
-        num_rows: Of all partitions.
-        num_blocks: Of all partitions.
-    """
-
-    def __init__(self, *args: Any, num_partitions: int, num_rows: int, num_blocks: int, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._num_partitions = num_partitions
-        self._num_rows, self._num_blocks = num_rows // num_partitions, num_blocks // num_partitions
-        self._counts_blocks = False
-        self._max_in_group = self._max_prefills * num_partitions
-
-    def padded_tokens(self, num_sequences: int, query_len: int) -> int:
-        """Return the token positions of a decode pass over so many sequences, as many on each rank."""
-        return self._num_partitions * super().padded_tokens(-(-num_sequences // self._num_partitions), query_len)
-
-    def _shape(
-        self, starts: Int32Array, lengths: Int32Array, rows: Int32Array, phase: Phase, block_tables: Int32Array
-    ) -> Shape:
-        found = []
-        for partition, there in self._parts(rows):
-            mine = rows[there]
-            if self._unified or self._contiguous:  # ids count: those of the rank itself
-                tables, mine = block_tables[mine] - partition * self._num_blocks, np.arange(len(mine), dtype=np.int32)
-            else:
-                tables = block_tables
-            found.append(super()._shape(starts[there], lengths[there], mine, phase, tables))
-        return _largest(found)
-
-    def _group_shape(self, starts: Int32Array, lengths: Int32Array, rows: Int32Array) -> Shape:
-        return _largest([self._prefill_shape(starts[there], lengths[there]) for _, there in self._parts(rows)])
-
-    def _parts(self, rows: Int32Array) -> Iterator[tuple[int, Int64Array]]:
-        """Yield each partition with some of the rows, and which of them."""
-        partitions = rows // self._num_rows
-        for partition in range(self._num_partitions):
-            there = np.flatnonzero(partitions == partition)
-            if there.size:
-                yield partition, there
-
-
-def _largest(shapes: Sequence[Shape]) -> Shape:
-    """Return the smallest shape that has room for each of some, of one kind and phase but for unified ones. Pure."""
-    unified = [one for one in shapes if isinstance(one, UnifiedShape)]
-    if unified:
-        return UnifiedShape(
-            query_len=max(one.query_len for one in unified),
-            num_blocks=max(one.num_blocks for one in unified),
-            num_unique_blocks=max(one.num_unique_blocks for one in unified),
-            is_causal=any(one.is_causal for one in unified),
-        )
-    return Shape(
-        max(one.batch_size for one in shapes),
-        max(one.query_len for one in shapes),
-        max(one.num_blocks for one in shapes),
-        shapes[0].phase,
-    )
 
 
 def _cost(bucket: Bucket) -> tuple[int, int, int, int]:

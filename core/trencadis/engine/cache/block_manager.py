@@ -280,7 +280,7 @@ class BlockManager:
         self._eviction.swap(to.items())
 
     @property
-    def partitions(self) -> Sequence[BlockManager]:
+    def parts(self) -> Sequence[BlockManager]:
         """The parts that have blocks of their own: this one."""
         return (self,)
 

@@ -14,7 +14,7 @@ from trencadis.records import BucketLimits, MemoryReport, ModelFacts
 __all__ = [
     "affordable_blocks",
     "limits_of",
-    "limits_of_rank",
+    "limits_of_part",
     "longest_sequence",
     "needed_blocks",
     "size_cache",
@@ -25,9 +25,9 @@ logger = logging.getLogger("trencadis.engine")
 
 
 def size_cache(
-    config: Config, model: ModelFacts, executor: Executor, *, block_size: int, num_partitions: int = 1
+    config: Config, model: ModelFacts, executor: Executor, *, block_size: int, num_parts: int = 1
 ) -> tuple[int, int]:
-    """Return the longest sequence in tokens, which one partition holds, and the number of KV blocks of all partitions.
+    """Return the longest sequence in tokens, which one part of the blocks holds, and the number of blocks of all parts.
 
     Raises:
         ConfigValueError: ``model.max_model_len`` exceeds the model's own, or asked-for blocks cannot hold it.
@@ -38,7 +38,7 @@ def size_cache(
     if not num_blocks:
         engine = config.engine
         report = executor.memory(max_num_batched_tokens=engine.max_num_batched_tokens, max_num_seqs=engine.max_num_seqs)
-        num_seqs = engine.max_num_seqs // num_partitions
+        num_seqs = engine.max_num_seqs // num_parts
         num_blocks = affordable_blocks(
             config,
             report,
@@ -55,7 +55,7 @@ def size_cache(
             )
         logger.warning("The KV cache holds %d tokens: max_model_len is cut from %d.", capacity, max_model_len)
         max_model_len = capacity
-    return max_model_len, num_blocks * num_partitions
+    return max_model_len, num_blocks * num_parts
 
 
 def longest_sequence(config: Config, model: ModelFacts) -> int:
@@ -130,14 +130,14 @@ def affordable_blocks(
     return num_blocks
 
 
-def limits_of_rank(limits: BucketLimits, num_partitions: int) -> BucketLimits:
-    """Return what bounds the part of a pass that one rank has, where sequences are spread over ranks. Pure."""
+def limits_of_part(limits: BucketLimits, num_parts: int) -> BucketLimits:
+    """Return the sizes of each of an engine's parts. Pure."""
     return attrs.evolve(
         limits,
-        max_num_seqs=limits.max_num_seqs // num_partitions,
-        max_prefill_batch_size=min(limits.max_prefill_batch_size, limits.max_num_seqs // num_partitions),
-        max_merged_prefills=min(limits.max_merged_prefills, limits.max_num_seqs // num_partitions),
-        num_blocks=limits.num_blocks // num_partitions,
+        max_num_seqs=limits.max_num_seqs // num_parts,
+        max_prefill_batch_size=min(limits.max_prefill_batch_size, limits.max_num_seqs // num_parts),
+        max_merged_prefills=min(limits.max_merged_prefills, limits.max_num_seqs // num_parts),
+        num_blocks=limits.num_blocks // num_parts,
     )
 
 

@@ -179,7 +179,7 @@ class FlightRecorder:
             take_frame: Returns a copy of the engine's state but for its blocks, given the requests in it.
         """
         self.take_frame = take_frame
-        self._trail = TrailingBlocks(self._state.blocks.partitions)
+        self._trail = TrailingBlocks(self._state.blocks.parts)
 
     # --------------------------------------------------------------------------------------------------- notes
 

@@ -34,7 +34,6 @@ __all__ = ["FramedParts", "KeyFrame", "RecordedLife"]
 
 _SEQUENCE_FIELDS = (
     "slot",
-    "partition",
     "num_cached_tokens",
     "first_scheduled_s",
     "first_token_s",
@@ -171,9 +170,9 @@ class FramedParts:
         Args:
             lives: The requests of the engine, in order of arrival.
         """
-        state, policy, partitions = self.state, self.policy, self.state.blocks.partitions
+        state, policy, parts = self.state, self.policy, self.state.blocks.parts
         obstacles = []
-        if policy.num_quarantined or any(part.eviction.num_quarantined for part in partitions):
+        if policy.num_quarantined or any(part.eviction.num_quarantined for part in parts):
             obstacles.append("a policy had been replaced by its fallback before the record begins")
         if state.aside:
             obstacles.append("a request waited for its sampler where the record begins")
@@ -250,6 +249,7 @@ class FramedParts:
             sequence.tokens = np.array(tokens_of(number)[: values["num_known"]], np.int32)
             for name in _SEQUENCE_FIELDS:
                 setattr(sequence, name, values[name])
+            sequence.part = values["partition"]
             state.restore(
                 sequence,
                 is_running=values["is_running"],
@@ -261,7 +261,7 @@ class FramedParts:
         self, frame: Mapping[str, Any], hash_of: Callable[[int], bytes], *, restores_eviction: bool
     ) -> None:
         """Hold and cache the blocks as recorded, under the hashes that the tokens of this engine have."""
-        for part, values, memory in zip(self.state.blocks.partitions, frame["blocks"], frame["evictions"], strict=True):
+        for part, values, memory in zip(self.state.blocks.parts, frame["blocks"], frame["evictions"], strict=True):
             part.restore_state(
                 {
                     **values,
@@ -281,6 +281,7 @@ def _sequence(state: EngineState, sequence: EngineSequence) -> dict[str, Any]:
     is_running = sequence.state is SequenceState.RUNNING
     return {
         **{name: getattr(sequence, name) for name in _SEQUENCE_FIELDS},
+        "partition": sequence.part,
         "num_known": len(state.known_tokens(sequence)),
         "is_running": is_running,
         "blocks": state.blocks_of(sequence).copy() if is_running else None,

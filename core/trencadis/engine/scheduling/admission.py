@@ -60,7 +60,7 @@ class Admission:
         self.cached_order = CachedOrder(state.waiting, policy, is_waiting=state.is_waiting)
         self.claims: tuple[Callable[..., Claim | None], ...] = ()
         self.max_wait_s = max_wait_s
-        self._partition, self._blocks = 0, state.blocks  # from which rows and blocks are taken
+        self._blocks = state.blocks  # from which blocks are taken
         self._watermark = int(state.blocks.num_blocks * watermark_ratio)
         self._watermark_used = 0
         self.admitted: list[int] = []
@@ -100,13 +100,18 @@ class Admission:
         """Return how many rows and blocks a waiting sequence lacks to be admitted now; 0, 0 if it could be. Pure."""
         state = self._state
         sequence = state.table.sequence(slot)
-        rows = max(0, 1 - state.rows.num_free_in(self._partition))
+        rows = max(0, 1 - self._num_free_rows)
         if sequence.claim is not None and sequence.claim.blocks is not None:
             return rows, 0  # it holds its blocks already
         hit = state.local_hit(sequence, self._blocks)
         num_new = -(-len(sequence.tokens) // state.block_size) - len(hit)
         reserve = self._watermark if state.running.size else 0
         return rows, max(0, num_new + self._blocks.num_unreferenced(hit) + reserve - self._blocks.num_available)
+
+    @property
+    def _num_free_rows(self) -> int:
+        """Rows that can be taken."""
+        return self._state.rows.num_free
 
     def admit(
         self, view: SchedulerView, *, token_budget: int, order: Int32Array | None = None

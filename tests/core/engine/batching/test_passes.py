@@ -10,7 +10,7 @@ from trencadis.engine.guard import Guarded
 from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities, BucketingStrategy
-from trencadis.records import Bucket, Drafts, Phase, Plan, UnifiedBucket
+from trencadis.records import Bucket, BucketLimits, Drafts, Phase, Plan, UnifiedBucket
 from trencadis_testing.engines import ExactShapes
 
 
@@ -32,8 +32,17 @@ def planner(
             merges_prefills=merges,
         ),
         table=SequenceTable(),
-        block_size=4,
-        max_num_batched_tokens=32,
+        limits=BucketLimits(
+            block_size=4,
+            max_model_len=64,
+            max_num_seqs=8,
+            max_num_batched_tokens=32,
+            max_prefill_batch_size=max_prefills,
+            num_blocks=64,
+            contiguous=contiguous,
+            prefix_caching=True,
+            max_draft_tokens=0,
+        ),
         refuse_unprepared=refuse,
     )
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trencadis.engine.batching.passes import PartitionedPassPlanner, PassPlanner
+from trencadis.engine.batching.passes import PassPlanner
 from trencadis.engine.guard import Guarded
 from trencadis.engine.sequences import SequenceTable
 from trencadis.interfaces import BackendCapabilities, BucketingStrategy
-from trencadis.records import Int32Array, Plan, UnifiedBucket
+from trencadis.records import BucketLimits, Int32Array, Plan, UnifiedBucket
+from trencadis_stages.partitions.partitioned_passes import PartitionedPassPlanner
 from trencadis_testing.engines import ExactShapes
 
 RANKS, ROWS, BLOCKS = 3, 4, 40
@@ -23,10 +24,19 @@ def planner(kind: type[PassPlanner], layout: str, contiguous: bool, **sizes: int
     capabilities = BackendCapabilities(
         layout=layout, default_block_size=4, max_prefill_batch_size=2, contiguous=contiguous
     )
-    options: dict[str, Any] = {"block_size": 4, "max_num_batched_tokens": 64, **sizes}
-    return kind(
-        Guarded(BucketingStrategy, "b", ExactShapes()), capabilities=capabilities, table=SequenceTable(), **options
+    limits = BucketLimits(
+        block_size=4,
+        max_model_len=64,
+        max_num_seqs=ROWS,
+        max_num_batched_tokens=64,
+        max_prefill_batch_size=2,
+        num_blocks=BLOCKS,
+        contiguous=contiguous,
+        prefix_caching=True,
+        max_draft_tokens=0,
     )
+    bucketing: Any = Guarded(BucketingStrategy, "b", ExactShapes())
+    return kind(bucketing, capabilities=capabilities, table=SequenceTable(), limits=limits, **sizes)
 
 
 def plan_of(rows: Int32Array, starts: Int32Array, counts: Int32Array) -> Plan:
@@ -55,8 +65,6 @@ def test_a_bucket_is_the_largest_of_those_that_ranks_would_choose_for_their_part
         layout,
         contiguous,
         num_partitions=RANKS,
-        num_rows=RANKS * ROWS,
-        num_blocks=RANKS * BLOCKS,
     )
     alone = planner(PassPlanner, layout, contiguous)
     for _ in range(60):
@@ -85,5 +93,4 @@ def test_a_bucket_is_the_largest_of_those_that_ranks_would_choose_for_their_part
 
 
 def test_positions_of_a_decode_pass_are_counted_over_all_ranks() -> None:
-    sizes = {"num_partitions": RANKS, "num_rows": RANKS * ROWS, "num_blocks": RANKS * BLOCKS}
-    assert planner(PartitionedPassPlanner, "padded", False, **sizes).padded_tokens(7, 2) == RANKS * 3 * 2
+    assert planner(PartitionedPassPlanner, "padded", False, num_partitions=RANKS).padded_tokens(7, 2) == RANKS * 3 * 2

@@ -29,42 +29,39 @@ class PartitionedBlocks(BlockManager):
     Args:
         num_blocks: Of all partitions, a multiple of their number.
         evictions: One for each partition: a policy chooses among all candidates that it was told of.
-
-    Attributes:
-        parts: The partitions.
     """
 
     def __init__(self, *, num_blocks: int, evictions: Sequence[GuardedEviction]) -> None:
         size = num_blocks // len(evictions)
         self.num_blocks, self.first = num_blocks, 0
         self.ref_counts = np.zeros(num_blocks, np.int32)
-        self.parts = tuple(
+        self._parts = tuple(
             BlockManager(num_blocks=size, eviction=one, first=number * size, ref_counts=self.ref_counts)
             for number, one in enumerate(evictions)
         )
         self.on_change: list[Callable[[bytes], None]] = []
-        for part in self.parts:
+        for part in self._parts:
             part.on_change = self.on_change
 
     @property
     def num_free(self) -> int:  # type: ignore[override]  # read only here
         """Blocks whose content is not kept."""
-        return sum(part.num_free for part in self.parts)
+        return sum(part.num_free for part in self._parts)
 
     @property
     def num_available(self) -> int:  # type: ignore[override]
         """Blocks that can be allocated now, over all partitions."""
-        return sum(part.num_available for part in self.parts)
+        return sum(part.num_available for part in self._parts)
 
     @property
     def num_cached(self) -> int:
         """Blocks without references and that are kept for reuse."""
-        return sum(part.num_cached for part in self.parts)
+        return sum(part.num_cached for part in self._parts)
 
     @property
-    def partitions(self) -> Sequence[BlockManager]:
+    def parts(self) -> Sequence[BlockManager]:
         """The partitions."""
-        return self.parts
+        return self._parts
 
     def allocate(self, num_blocks: int) -> Int32Array:
         """Refuse: blocks are some partition's.
@@ -76,11 +73,11 @@ class PartitionedBlocks(BlockManager):
 
     def longest_hit(self, hashes: Sequence[bytes]) -> list[int]:
         """Return the longest chain from the head that a partition holds, of the first such one. Pure."""
-        return max((part.longest_hit(hashes) for part in self.parts), key=len)
+        return max((part.longest_hit(hashes) for part in self._parts), key=len)
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
         """Return the hashes that have become findable in any partition since the last call, and those that are in none any more."""
-        changes = [part.take_changes() for part in self.parts]  # each is told of the changes of all
+        changes = [part.take_changes() for part in self._parts]  # each is told of the changes of all
         found = dict.fromkeys(one for added, _ in changes for one in added)
         lost = dict.fromkeys(one for _, removed in changes for one in removed)
         return list(found), [one for one in lost if one not in found]
@@ -116,7 +113,7 @@ class PartitionedBlocks(BlockManager):
 
     def reset_cache(self) -> int:
         """Forget every hash and free every cached block; returns how many were freed."""
-        return sum(part.reset_cache() for part in self.parts)
+        return sum(part.reset_cache() for part in self._parts)
 
     def swap(self, sources: Int32Array, targets: Int32Array) -> None:
         """Rename used blocks of one partition."""
@@ -124,7 +121,7 @@ class PartitionedBlocks(BlockManager):
 
     def inspect(self) -> BlockSnapshot:
         """Return a copy of what is kept here; the free blocks of each partition follow each other."""
-        found = [part.inspect() for part in self.parts]
+        found = [part.inspect() for part in self._parts]
         return BlockSnapshot(
             num_blocks=self.num_blocks,
             num_used=self.num_used,
@@ -138,4 +135,4 @@ class PartitionedBlocks(BlockManager):
         )
 
     def _of(self, blocks: Sequence[int] | Int32Array) -> BlockManager:
-        return self.parts[int(blocks[0]) // self.parts[0].num_blocks]
+        return self._parts[int(blocks[0]) // self._parts[0].num_blocks]

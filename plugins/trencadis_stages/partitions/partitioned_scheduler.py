@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.engine.cache.partitions import PartitionedBlocks
 from trencadis.engine.scheduling.admission import Admission, Outcome
 from trencadis.engine.scheduling.scheduler import Preemptor, Scheduler
 from trencadis.engine.sequences import Sequence
 from trencadis.interfaces import SchedulerView, TokenSplit
 from trencadis.records import BoolArray, Drafts, Int32Array, Int64Array, Plan
+from trencadis_stages.partitions.partitioned_blocks import PartitionedBlocks
 
 __all__ = ["PartitionedAdmission", "PartitionedPreemptor", "PartitionedScheduler"]
 
@@ -32,17 +32,18 @@ class PartitionedAdmission(Admission):
         assert isinstance(self._state.blocks, PartitionedBlocks), "composed with partitions"
         self._parts = self._state.blocks.parts
         self._reserve = self._watermark // len(self._parts)
+        self._partition = 0
 
     def use(self, partition: int) -> None:
         """Take rows and blocks from a partition from now on."""
         rows = self._state.rows
         self._partition, self._blocks = partition, self._parts[partition]
-        self._watermark = 0 if rows.num_free_in(partition) == rows.num_per_partition else self._reserve
+        self._watermark = 0 if rows.num_free_in(partition) == rows.num_per_part else self._reserve
 
     def ranked(self, sequence: Sequence) -> list[int]:
         """Return the partitions that a waiting sequence may take, the best one first. Pure."""
         if sequence.claim is not None:
-            return [sequence.partition]
+            return [sequence.part]
         hits = [len(self._state.local_hit(sequence, part)) for part in self._parts]
         return sorted(range(len(hits)), key=lambda one: (self._parts[one].num_used - hits[one], one))
 
@@ -57,6 +58,10 @@ class PartitionedAdmission(Admission):
         finally:
             self.use(used)
         return super().lacks(slot)
+
+    @property
+    def _num_free_rows(self) -> int:
+        return self._state.rows.num_free_in(self._partition)
 
     def _try(self, sequence: Sequence, view: SchedulerView | None, token_budget: int) -> Outcome:
         if self._is_known(sequence):
@@ -76,7 +81,7 @@ class PartitionedAdmission(Admission):
         self._lacking, self._short = ("blocks", self._short) if with_rows else ("rows", (0, 0))
         for partition in [*with_rows, *with_rows[:1]]:
             self.use(partition)
-            sequence.partition = partition
+            sequence.part = partition
             if super().lacks(sequence.slot) == (0, 0):
                 return
 
@@ -100,7 +105,7 @@ class PartitionedPreemptor(Preemptor):
 
     def _candidates(self) -> Int32Array:
         running: Int32Array = self._state.running
-        is_there = self._state.table.row[running] // self._state.rows.num_per_partition == self._partition
+        is_there = self._state.table.row[running] // self._state.rows.num_per_part == self._partition
         found: Int32Array = running[is_there]
         return found
 
@@ -151,7 +156,7 @@ class PartitionedScheduler(Scheduler):
         return running if self._partition < 0 else running[self._partitions(running) == self._partition]
 
     def _partitions(self, slots: Int32Array) -> Int64Array:
-        found: Int64Array = self._state.table.row[slots] // self._state.rows.num_per_partition
+        found: Int64Array = self._state.table.row[slots] // self._state.rows.num_per_part
         return found
 
     def _by_partition(self, slots: Int32Array) -> Iterator[tuple[int, BoolArray]]:

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trencadis.engine.cache.guarded import GuardedEviction
-from trencadis.engine.cache.partitions import PartitionedBlocks
-from trencadis.engine.sequences import Rows
 from trencadis.errors import InternalError
+from trencadis_stages.partitions.partitioned_blocks import PartitionedBlocks
 from trencadis_testing.engines import OldestFirst
 
 SIZE, HASHES = 6, [bytes([depth]) for depth in range(8)]
@@ -85,11 +84,3 @@ def test_changes_of_all_partitions_are_told_and_a_hash_is_lost_when_none_has_it(
 def test_blocks_of_no_partition_are_not_given() -> None:
     with pytest.raises(InternalError, match="1 blocks asked for of no partition"):
         partitions().allocate(1)
-
-
-def test_rows_of_a_partition_are_taken_and_come_back_there() -> None:
-    rows = Rows(num_rows=6, max_model_len=8, block_size=4, num_partitions=3)
-    assert [rows.take(1), rows.take(1), rows.take(2)] == [2, 3, 4]
-    assert [rows.num_free_in(one) for one in range(3)] == [2, 0, 1]
-    rows.give_back(3)
-    assert (rows.take(1), rows.num_free) == (3, 3)
