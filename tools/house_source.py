@@ -85,7 +85,7 @@ FEATURES: Mapping[str, Feature] = {
         r"shadow|[Ss]witch(?!_off|es_off)|explain|decisions?\b|\bnotes\b|StepNotes",
         ("scheduling/shadow.py", "scheduling/switch.py"),
     ),
-    "tenants": Feature(r"tenant", ("scheduling/tenants.py",)),
+    "tenants": Feature(r"tenant"),
     "preparation, embedding, deferred warm-up": Feature(
         r"preparation|compiling|[Ee]mbed|background|deferred|behind_step", ("embedding.py",)
     ),

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from trencadis.engine.inspect.flight_recorder import FlightRecorder
     from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
     from trencadis.engine.request_check import check_request
-    from trencadis.engine.scheduling.tenants import FailureCosts
+    from trencadis.failure_costs import FailureCosts
     from trencadis.log import configure_logging, loading_level, log_levels
     from trencadis.records import EngineTotals
     from trencadis.registry import (
@@ -120,7 +120,7 @@ _HOMES = {
     "EngineClient": "client.engine_client",
     "EnginePhase": "activity",
     "EngineTotals": "records",
-    "FailureCosts": "engine.scheduling.tenants",
+    "FailureCosts": "failure_costs",
     "FlightRecorder": "engine.inspect.flight_recorder",
     "Frontend": "client.frontend",
     "Guarded": "engine.guard",

@@ -56,6 +56,12 @@ def _make_transfer(makings: Any) -> Any:
     return make_transfer(makings)
 
 
+def _make_tenants(makings: Any) -> Any:
+    from trencadis_stages.tenants.tenants import Tenants
+
+    return Tenants()
+
+
 @hookimpl
 def trencadis_stages() -> Iterable[StageDefinition]:
     """Yield the built-in stages."""
@@ -77,6 +83,12 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         name="transfer",
         make=_make_transfer,
         summary="Looks up, loads and saves KV by the KV connector.",
+        before=frozenset({"tenants"}),
+    )
+    yield StageDefinition(
+        name="tenants",
+        make=_make_tenants,
+        summary="Gives tenants their shares, and keeps their caps.",
     )
     yield StageDefinition(
         name="partitions",

@@ -467,5 +467,4 @@ def _state(
         eos_token_ids=parts.model.eos_token_ids,
         seed=config.engine.seed,
         prefix_caching=config.cache.prefix_caching,
-        tenants=config.scheduling.tenants,
     )

@@ -208,7 +208,7 @@ class Engine:
         Raises:
             PromptTooLongError: The prompt leaves no room for one output token.
             InvalidRequestError: An empty prompt, a token id outside the vocabulary, or an id that is live.
-            RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
+            RequestRefusedError: A stage refuses it, or the policy's admission control said no.
         """
         state, stages, original_request = self._state, self._stages, request
         self._time.hold()
@@ -634,9 +634,8 @@ class Engine:
         self._time.hold()
         if self._recorder is not None:
             self._recorder.ended(slot, reason)
-        tenant = int(self._state.table.tenant[slot])
         finished = self._state.finish(self._state.table.sequence(slot), reason)
-        self._announce(finished, tenant)
+        self._announce(finished)
         return finished
 
     def _announce_all(self, deltas: TokenDeltas, embedded: tuple[Embedding, ...]) -> TokenDeltas:
@@ -646,12 +645,13 @@ class Engine:
             self._ended.clear()
             deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended), embeddings=embedded)
         for finished in deltas.finished:
-            self._announce(finished, int(self._state.table.tenant[finished.slot]))
+            self._announce(finished)
         return deltas
 
-    def _announce(self, finished: FinishedSequence, tenant: int) -> None:
+    def _announce(self, finished: FinishedSequence) -> None:
         """Tell stages, policy and observers that a sequence left."""
         self.totals.num_finished += 1
+        tenant = int(self._state.table.tenant[finished.slot])
         for left in self._stages.left:
             left(finished)
         if self._recorder is not None:

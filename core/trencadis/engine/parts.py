@@ -69,7 +69,7 @@ class Parts(EmbeddingParts):
         stages: All stages that are registered, in order.
         shadow: Label and policy that is asked beside ``scheduling``, or None.
         switch: Builds other policies while the engine serves, or None.
-        shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
+        shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
         check_params: Refuses processors that a request names and the sampler does not have.
         prepare: Begins what the sampler has to do before a request can run.
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.

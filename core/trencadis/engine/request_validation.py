@@ -63,10 +63,9 @@ class RequestValidator:
             RequestError: See :meth:`check` and :meth:`ask`, or a stage refuses it.
             StepFailedError: See :meth:`ask`.
         """
+        self.check(request)
         for act in accept:
             request = act(request)
-        self.check(request)
-        request = self._state.tenants.complete(request)
         if request.output_token_ids is None:  # else another engine has accepted it
             self.ask(request)
         for act in accept_last:
@@ -100,26 +99,16 @@ class RequestValidator:
             )
 
     def ask(self, request: Request) -> None:
-        """Raise unless the tenant's caps and the policy accept the request; the caps come first.
+        """Raise unless the policy accepts the request.
 
         Raises:
-            RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
+            RequestRefusedError: The policy's admission control said no.
             StepFailedError: The policy failed, and there is no fallback.
         """
         state = self._state
-        retry_after_s = state.tenants.failed_steps.retry_after_s(request.tenant)
-        if retry_after_s:
-            raise RequestRefusedError(
-                f"request {request.request_id!r} was refused: steps failed again and again because of requests of tenant "
-                f"{state.tenants.key(request.tenant)!r}, and others' were computed anew.",
-                hint=f"Send it again after {retry_after_s:.0f} s, and leave out what fails.",
-                retry_after_s=retry_after_s,
-            )
-        num_waiting, num_tokens = state.tenants.waiting(request.tenant)
-        refusal = (
-            state.tenants.refusal(request)
-            or self._policy.admit(request, num_waiting=state.num_queued, num_waiting_tokens=state.num_waiting_tokens)
-            or self._policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_tokens)
-        )
+        num_waiting, num_tokens = state.waiting_of(request)
+        refusal = self._policy.admit(
+            request, num_waiting=state.num_queued, num_waiting_tokens=state.num_waiting_tokens
+        ) or self._policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_tokens)
         if refusal:
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {refusal}.")

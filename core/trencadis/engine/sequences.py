@@ -98,7 +98,7 @@ class Sequence:
 
     Attributes:
         request: The request.
-        original_request: The same as it came, without what its tenant's entry adds.
+        original_request: The same as it came, without what stages add.
         slot: Its index in the table, for life.
         seed: Key of its random numbers.
         stop_token_ids: The model's end-of-sequence tokens, unless ignored, and the request's own stop tokens.
@@ -178,6 +178,7 @@ class Leaving:
         is_complete: It ends with a text that is complete and whose KV can be shared.
         num_kept_blocks: Set it to keep the reference on so many first blocks, to be released later.
         transfer_params: Set it to what the engine that goes on with the request has to know.
+        cost_s: Work for other sequences that was done in vain because of it, seconds.
     """
 
     reason: FinishReason | None = None
@@ -185,6 +186,7 @@ class Leaving:
     is_complete: bool = False
     num_kept_blocks: int = 0
     transfer_params: Mapping[str, Any] | None = None
+    cost_s: float = 0.0
 
 
 _INT_COLUMNS = (

@@ -71,7 +71,7 @@ class Makings:
         sampling_fingerprint: Tells another engine how tokens are chosen here; None: none is to choose one.
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
-        prepare: Begins what the sampler has to do before a request with these parameters, of this tenant's key, can run.
+        prepare: Begins what the sampler has to do before a request with these parameters can run; the second argument is the key of who asks.
     """
 
     config: Config
@@ -172,7 +172,7 @@ class Stage:
     # ------------------------------------------------------------------------------------------------- moments
 
     def accept(self, request: Request) -> Request:
-        """Return a new request, completed; it is not queued yet.
+        """Return a new request, completed; it was checked, and is not queued yet.
 
         Raises:
             RequestError: It is refused; no other request suffers.

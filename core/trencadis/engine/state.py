@@ -6,17 +6,14 @@ Only this module moves a sequence between waiting, aside, running and finished; 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import attrs
 import numpy as np
 
 from trencadis.clock import HeldClock
-from trencadis.config.schema import TenantConfig
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.hashing import BlockHasher
-from trencadis.engine.scheduling.tenants import Tenants
 from trencadis.engine.sequences import Claim, Leaving, Rows, Sequence, SequenceState, SequenceTable, SlotQueue
 from trencadis.errors import InternalError, RequestError
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart, read_only
@@ -50,13 +47,16 @@ class EngineState:
         eos_token_ids: The model's.
         seed: The engine's.
         prefix_caching: Whether blocks are kept for reuse.
-        tenants: Entries of ``[scheduling.tenants]``.
 
     Attributes:
         aside: Slots that stand aside, the first first: a stage says when they can run.
         num_queued_aside: Those of them that count as waiting.
         leaving: Called, in order, with each sequence that is preempted or ends; see ``Stage.leaving``.
         on_filled: Called with the ids of a sequence's blocks that became full of committed tokens, and their hashes.
+        num_waiting_tokens: Known tokens of all sequences that wait, as many of each as there were when it began to wait.
+        on_waiting: Called with the slot of each sequence that waits from now on, and the number of its tokens; with the same number below 0
+            if it waits no more.
+        waiting_of: Returns how many sequences wait already of whom a new request is from, and their tokens; a stage may count them.
         num_kept_blocks: Blocks that stages hold for no sequence, and give back by themselves.
         shown: Further fields of the views that policies are given, from stages.
         gauges: Further fields of ``StepStats`` and ``EngineGauges``, from stages.
@@ -74,7 +74,6 @@ class EngineState:
         eos_token_ids: tuple[int, ...],
         seed: int,
         prefix_caching: bool,
-        tenants: Mapping[str, TenantConfig] = MappingProxyType({}),
     ) -> None:
         self.clock = clock
         self.blocks = blocks
@@ -93,13 +92,16 @@ class EngineState:
         self.num_queued_aside = 0
         self.leaving: tuple[Callable[[Sequence, Leaving], Claim | None], ...] = ()
         self.on_filled: list[Callable[[list[int], list[bytes]], None]] = []
+        self.num_waiting_tokens = 0
+        self.on_waiting: list[Callable[[int, int], None]] = []
+        self.waiting_of: Callable[[Request], tuple[int, int]] = lambda _: (0, 0)
         self.num_kept_blocks = 0
         self.shown: dict[str, int] = {}
         self.gauges: dict[str, int] = {}
         self.slot_of: dict[str, int] = {}
         self.row_starts: list[RowStart] = []
         self._seed = seed
-        self.tenants = Tenants(clock, self.table, tenants)
+        self._counted: dict[int, int] = {}  # tokens that a waiting slot was counted with
 
     # ------------------------------------------------------------------------------------------ enter and leave
 
@@ -107,8 +109,8 @@ class EngineState:
         """Make a sequence of a request that was checked and completed; :meth:`enqueue` or :meth:`set_aside` comes next.
 
         Args:
-            request: Its weight is given.
-            original_request: The same as it came, before its tenant's entry completed it; None: it came like that.
+            request: What is to be served.
+            original_request: The same as it came, before stages completed it; None: it came like that.
         """
         table = self.table
         slot = table.take_slot()
@@ -137,7 +139,6 @@ class EngineState:
         table.checks_own_stops[slot] = bool(params.stop_token_ids or own_ends)
         table.num_prompt_logprobs += params.prompt_logprobs is not None
         self.slot_of[request.request_id] = slot
-        self.tenants.enter(slot, request, has_own_weight=(original_request or request).weight is not None)
         return sequence
 
     def enqueue(self, sequence: Sequence) -> None:
@@ -152,14 +153,15 @@ class EngineState:
         error: str = "",
         stop_token_id: int | None = None,
         refusal: RequestError | None = None,
+        cost_s: float = 0.0,
     ) -> FinishedSequence:
-        """Take a sequence out of the engine, from whatever state, and free what it held."""
+        """Take a sequence out of the engine, from whatever state, and free what it held; ``cost_s`` see ``Leaving``."""
         slot, table = sequence.slot, self.table
         tokens = self.known_tokens(sequence)
         now_s = self.clock.now_s()
         # What was given up or has failed may hold anything, and will not be asked for.
         is_complete = reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.is_approximate
-        leaving = Leaving(reason=reason, is_complete=is_complete)
+        leaving = Leaving(reason=reason, is_complete=is_complete, cost_s=cost_s)
         if sequence.state is SequenceState.RUNNING:
             self._leave_row(
                 sequence, leaving, num_tokens=int(table.num_known_tokens[slot])
@@ -190,27 +192,24 @@ class EngineState:
             num_approximate_tokens=sequence.num_approximate_tokens,
             refusal=refusal,
         )
-        self.tenants.leave(slot, sequence.request.tenant)
         table.num_prompt_logprobs -= sequence.request.params.prompt_logprobs is not None
         del self.slot_of[sequence.request.request_id]
         table.give_back_slot(slot)
         return finished
 
-    def restore(self, sequence: Sequence, *, is_running: bool, blocks: Int32Array | None, has_own_weight: bool) -> None:
+    def restore(self, sequence: Sequence, *, is_running: bool, blocks: Int32Array | None) -> None:
         """Put a sequence where it was in another engine whose columns this one has taken.
 
         Args:
             sequence: With all its known tokens.
             is_running: It has its row; else it waits, as the queue says.
             blocks: That it holds, if it runs.
-            has_own_weight: Its weight was asked for.
         """
         slot = sequence.slot
         self.table.sequences[slot] = sequence
         self.slot_of[sequence.request.request_id] = slot
-        self.tenants.enter(slot, sequence.request, has_own_weight=has_own_weight)
         if not is_running or blocks is None:
-            self.tenants.waits(slot)
+            self._count_waiting(slot)
             return
         sequence.state = SequenceState.RUNNING
         row = int(self.table.row[slot])
@@ -292,12 +291,12 @@ class EngineState:
         """
         slot = sequence.slot
         if sequence.state is SequenceState.WAITING and self.waiting.remove(slot):
-            self.tenants.waits_no_more(slot)
+            self._count_waiting(slot, waits=False)
         sequence.state = SequenceState.ASIDE
         self.aside[slot] = Aside(reason, is_queued)
         if is_queued:
             self.num_queued_aside += 1
-            self.tenants.waits(slot)
+            self._count_waiting(slot)
 
     def resume(self, sequence: Sequence, *, front: bool) -> None:
         """Let a sequence that stood aside wait, at the front of the queue or at its end."""
@@ -317,11 +316,6 @@ class EngineState:
             sequence.is_approximate, sequence.num_approximate_tokens = False, 0
 
     # ----------------------------------------------------------------------------------------------- questions
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Known tokens of all waiting sequences; O(1)."""
-        return self.tenants.num_waiting_tokens
 
     def backlog(self) -> int:
         """Return how many tokens wait to be computed, those in flight left out. Pure."""
@@ -400,18 +394,27 @@ class EngineState:
     def _wait(self, sequence: Sequence, *, front: bool) -> None:
         sequence.state = SequenceState.WAITING
         (self.waiting.push_front if front else self.waiting.append)(sequence.slot)
-        self.tenants.waits(sequence.slot)
+        self._count_waiting(sequence.slot)
 
     def _unwait(self, sequence: Sequence) -> None:
         if not self.waiting.remove(sequence.slot):
             raise InternalError(f"slot {sequence.slot} is {sequence.state.name}, not waiting")
-        self.tenants.waits_no_more(sequence.slot)
+        self._count_waiting(sequence.slot, waits=False)
+
+    def _count_waiting(self, slot: int, *, waits: bool = True) -> None:
+        if waits:
+            change = self._counted[slot] = int(self.table.num_tokens[slot])
+        else:
+            change = -self._counted.pop(slot)
+        self.num_waiting_tokens += change
+        for act in self.on_waiting:
+            act(slot, change)
 
     def _end_aside(self, slot: int) -> Aside:
         aside = self.aside.pop(slot)
         if aside.is_queued:
             self.num_queued_aside -= 1
-            self.tenants.waits_no_more(slot)
+            self._count_waiting(slot, waits=False)
         return aside
 
     def row_seed(self, request: Request) -> int:

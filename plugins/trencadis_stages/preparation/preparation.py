@@ -15,6 +15,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.engine.sequences import Claim, Leaving, Sequence, SequenceState
 from trencadis.engine.stage import EngineParts, Makings, Stage
 from trencadis.errors import RequestError, RequestRefusedError
+from trencadis.failure_costs import FailureCosts, tenant_key
 from trencadis.faults import FaultLog, as_words
 from trencadis.records import FinishReason, Request
 
@@ -47,6 +48,7 @@ class Preparation(Stage):
         """Take the parts; under a simulated clock what is begun is waited for, so that a run is the same each time."""
         self._state, self._wake, self._ended = engine.state, engine.wake, engine.ended
         self._obstacle = engine.obstacle
+        self._costs = FailureCosts(engine.state.clock)
         self._waits = isinstance(engine.state.clock.source, SimulatedClock)
 
     def accept(self, request: Request) -> Request:
@@ -55,9 +57,9 @@ class Preparation(Stage):
         Raises:
             RequestError: It cannot be served, which was known at once.
         """
-        tenants = self._state.tenants
+        key = tenant_key(request.tenant)
         try:
-            futures = self._begin(request.params, tenants.key(request.tenant))
+            futures = self._begin(request.params, key)
         except RequestError:
             raise
         except Exception as error:
@@ -70,12 +72,12 @@ class Preparation(Stage):
         if refusal is not None:
             self._charge(request, refusal)
             raise refusal
-        retry_after_s = tenants.preparations.retry_after_s(request.tenant)
+        retry_after_s = self._costs.retry_after_s(key)
         if retry_after_s and not all(future.done() for future in futures):
             for future in futures:
                 future.cancel()
             raise RequestRefusedError(
-                f"request {request.request_id!r} was refused: what tenant {tenants.key(request.tenant)!r} wanted to have prepared, such "
+                f"request {request.request_id!r} was refused: what tenant {key!r} wanted to have prepared, such "
                 "as grammars, failed too often and took long.",
                 hint=f"Send it again after {retry_after_s:.0f} s; what is prepared already is served.",
                 retry_after_s=retry_after_s,
@@ -85,7 +87,7 @@ class Preparation(Stage):
 
     def _charge(self, request: Request, refusal: RequestError) -> None:
         """Count against the tenant what a refusal cost, once for all requests that waited for the same."""
-        self._state.tenants.preparations.charge(request.tenant, refusal.cost_s)
+        self._costs.charge(request.tenant, refusal.cost_s)
         refusal.cost_s = 0.0
 
     def added(self, sequence: Sequence) -> str:

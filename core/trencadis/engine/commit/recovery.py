@@ -25,7 +25,7 @@ from trencadis.records import FinishedSequence, FinishReason, Plan
 __all__ = ["MOST_LOSSES", "SUSPECT_LOSSES", "Recovery", "restart_ranks"]
 
 RERUN_COST_S = 0.1
-"""What one sequence that runs alone once costs the others, about; counts against the tenant at fault."""
+"""What one sequence that runs alone once costs the others, about; counts against whoever is at fault."""
 
 SUSPECT_LOSSES, MOST_LOSSES = 2, 3
 """Lost steps after which a sequence runs alone, and after which one that was lost alone ends."""
@@ -76,9 +76,8 @@ class Recovery(Restorable):
             slot = suspects[0]
             sequence = self._state.table.sequence(slot)
             cost_s = self._num_others.get(slot, 0) * RERUN_COST_S
-            self._state.tenants.failed_steps.charge(sequence.request.tenant, cost_s)
             self._forget_in_flight(slot)
-            at_fault.append(self._state.finish(sequence, FinishReason.ERROR, error=str(error)))
+            at_fault.append(self._state.finish(sequence, FinishReason.ERROR, error=str(error), cost_s=cost_s))
             self.forget(slot)
             suspects = []
         touched = {slot: None for p in dropped for slot in self._live(p)} | dict.fromkeys(suspects)

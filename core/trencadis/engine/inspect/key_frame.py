@@ -149,14 +149,11 @@ class FramedParts:
     @property
     def restorable(self) -> dict[str, Restorable]:
         """Those that copy and restore themselves, by name."""
-        state, tenants = self.state, self.state.tenants
+        state = self.state
         return {
             "table": state.table,
             "rows": state.rows,
             "waiting": state.waiting,
-            "tenants": tenants,
-            "failed_steps": tenants.failed_steps,
-            "preparations": tenants.preparations,
             "order": self.scheduler.admission.cached_order,
             "preemptor": self.scheduler.preemptor,
             "recovery": self.recovery,
@@ -237,11 +234,9 @@ class FramedParts:
     ) -> None:
         state = self.state
         for number, values in zip(frame["requests"], frame["sequences"], strict=True):
-            original = request_of(number)
-            request = state.tenants.complete(original)
+            request = request_of(number)
             sequence = EngineSequence(
                 request,
-                original_request=original,
                 slot=values["slot"],
                 seed=state.row_seed(request),
                 stop_token_ids=() if request.params.ignore_eos else state.eos_token_ids,
@@ -254,7 +249,6 @@ class FramedParts:
                 sequence,
                 is_running=values["is_running"],
                 blocks=values["blocks"],
-                has_own_weight=original.weight is not None,
             )
 
     def _restore_blocks(

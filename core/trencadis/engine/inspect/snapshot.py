@@ -32,7 +32,7 @@ class SequenceSnapshot:
     """A live request.
 
     Attributes:
-        request: The request, completed by its tenant's entry.
+        request: The request, as stages completed it.
         slot: Index of the sequence, for life.
         state: ``waiting``, ``running``, or why it stands aside, such as ``loading``.
         row: Device row; -1 unless it runs.

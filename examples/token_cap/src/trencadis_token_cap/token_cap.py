@@ -67,4 +67,4 @@ class TokenCap(Stage):
         return held
 
     def _tenant(self, sequence: Sequence) -> str:
-        return self._state.tenants.key(sequence.request.tenant)
+        return sequence.request.tenant.partition("/")[0]

@@ -12,8 +12,8 @@ from support.core.invariants import broken_invariants
 from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
-from trencadis.engine.scheduling.tenants import FailureCosts
 from trencadis.errors import RequestRefusedError
+from trencadis.failure_costs import FailureCosts
 from trencadis.interfaces import Lookup
 from trencadis.records import Batch, FinishedSequence, FinishReason, FirstToken, Request, SamplingParams
 from trencadis_testing.doubles import LoopConnector
@@ -194,7 +194,7 @@ def test_a_tenant_whose_requests_fail_steps_again_and_again_is_refused_for_a_whi
     poison = attrs.evolve(request("poison", (9, 9)), tenant="greedy/ann")
     ended: dict[str, FinishedSequence] = {}
     num_failures = 0
-    while not engine._state.tenants.failed_steps.retry_after_s("greedy"):
+    while not engine.stage("tenants")._failed_steps.retry_after_s("greedy"):
         engine.add(poison)
         while "poison" not in ended:
             ended |= {end.request_id: end for end in engine.step().finished}

@@ -165,7 +165,7 @@ def test_counts_are_those_of_the_queue_in_any_history_and_nothing_of_a_tenant_th
         assert state.num_waiting_tokens == sum(len(one.tokens) for one in queue)
         for key in ("a", "b", ""):
             own = [one for one in queue if one.request.tenant.partition("/")[0] == key]
-            num_waiting, num_tokens = state.tenants.waiting(f"{key}/x")
+            num_waiting, num_tokens = state.waiting_of(request("x", f"{key}/x"))
             assert (num_waiting, num_tokens) == (len(own), sum(len(one.tokens) for one in own))
         users = {name.tenant for name in (state.table.sequence(slot).request for slot in state.slot_of.values())}
         num_a = len([user for user in users if user.partition("/")[0] == "a"])
@@ -174,7 +174,6 @@ def test_counts_are_those_of_the_queue_in_any_history_and_nothing_of_a_tenant_th
             if is_a:
                 assert state.table.weight[slot] == 2.0 / num_a
     drain(engine, 3000)
-    assert not state.tenants._accounts
-    assert not state.tenants._account_of
-    assert not state.tenants._waiting
+    assert not engine.stage("tenants")._accounts
+    assert not state._counted
     assert state.num_waiting_tokens == 0

@@ -1,0 +1,1 @@
+"""Who asks: numbers, shares, and what of each tenant waits."""
