@@ -38,6 +38,12 @@ def _make_pipeline(makings: Any) -> Any:
     return Pipeline(makings)
 
 
+def _make_deferred_warm_up(makings: Any) -> Any:
+    from trencadis_stages.deferred_warm_up.deferred_warm_up import make_deferred_warm_up
+
+    return make_deferred_warm_up(makings)
+
+
 def _make_preparation(makings: Any) -> Any:
     from trencadis_stages.preparation.preparation import Preparation
 
@@ -101,6 +107,12 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         make=_make_pipeline,
         summary="Keeps a batch in flight for each stage of a pipeline of ranks.",
         when=lambda config: config.parallel.pipeline > 1,
+    )
+    yield StageDefinition(
+        name="deferred_warm_up",
+        make=_make_deferred_warm_up,
+        summary="Prepares buckets that the warm-up put off while there is nothing to serve.",
+        when=lambda config: config.engine.warmup,
     )
     yield StageDefinition(
         name="preparation",

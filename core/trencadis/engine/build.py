@@ -19,14 +19,7 @@ from trencadis.clock import Clock, HeldClock, Phases, SystemClock
 from trencadis.config.dump import dump_config
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
-from trencadis.engine.batching.warmup import (
-    BackgroundWarmUp,
-    WarmUp,
-    check_misses,
-    completing_buckets,
-    listed_buckets,
-    warm_up,
-)
+from trencadis.engine.batching.warmup import check_misses, completing_buckets, listed_buckets, warm_up
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.cache_size import limits_of, limits_of_part, longest_sequence, size_cache, without_sharing
 from trencadis.engine.cache.guarded import GuardedEviction
@@ -48,7 +41,6 @@ from trencadis.engine.speculation.components import check_speculation, make_draf
 from trencadis.engine.stage import EngineKinds, Stage
 from trencadis.engine.state import EngineState
 from trencadis.errors import (
-    ContractError,
     TrencadisError,
 )
 from trencadis.faults import reraise_interrupt
@@ -57,12 +49,12 @@ from trencadis.interfaces import (
     BucketingStrategy,
     ComponentContext,
     Executor,
-    SupportsDeferredWarmUp,
 )
 from trencadis.records import (
     BucketLimits,
     ModelSource,
     ParallelLayout,
+    WarmUp,
 )
 from trencadis.registry import Registry, resolve_plan
 from trencadis.registry.building import Builder, Meters, budget_of
@@ -283,7 +275,6 @@ def compose_engine(
         administration=administration,
         recorder=_recorder(config, parts, state, administration, depth=kinds.depth),
         warm_up=warmed,
-        background=_background(executor, passes, warmed, parts.device_label),
         on_close=parts.on_close,
         check_params=parts.check_params,
         device_label=parts.device_label,
@@ -365,25 +356,8 @@ def _warm_up(
         covering = completing_buckets(config.bucketing, bucketing.ask.bucket_for, buckets, limits)
         warmed = warm_up(executor, (*buckets, *covering), clock=clock, progress=progress)
         passes.prepared(warmed.report.prepared)
-        passes.defer(warmed.deferred)
         passes.close(buckets, covering)
     return warmed
-
-
-def _background(executor: Executor, passes: PassPlanner, warmed: WarmUp, label: str) -> BackgroundWarmUp | None:
-    """Return what prepares the buckets that were put off; None if none were.
-
-    Raises:
-        ContractError: Some were, and nothing can prepare them.
-    """
-    if not warmed.report.num_deferred:
-        return None
-    if not isinstance(executor, SupportsDeferredWarmUp):
-        raise ContractError(
-            f"{label} put off {warmed.report.num_deferred} buckets in warm_up(), and has no warm_up_rest().",
-            hint="Mend it, or choose another in executor.name or backend.name.",
-        )
-    return BackgroundWarmUp(executor, passes, warmed)
 
 
 def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Clock | None = None) -> EmbeddingEngine:

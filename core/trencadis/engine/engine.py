@@ -24,7 +24,6 @@ from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock
 from trencadis.config import Config
 from trencadis.engine.batching.passes import BatchBuilder
-from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp
 from trencadis.engine.commit.committer import Committer, StopCheck
 from trencadis.engine.commit.output_check import FailedStep, OutputCheck
 from trencadis.engine.commit.recovery import Recovery, restart_ranks
@@ -70,6 +69,7 @@ from trencadis.records import (
     SamplingParams,
     StepOutput,
     TokenDeltas,
+    WarmUp,
 )
 from trencadis.thread_watch import ENGINE_THREADS, ThreadWatch
 
@@ -118,7 +118,6 @@ class Engine:
         recorder: FlightRecorder | None = None,
         stages: Sequence[Stage] = (),
         warm_up: WarmUp | None = None,
-        background: BackgroundWarmUp | None = None,
         on_close: Callable[[], None] = lambda: None,
         check_params: Callable[[SamplingParams], None] = lambda _: None,
         device_label: str = "the executor",
@@ -137,7 +136,6 @@ class Engine:
         self._observers = observers
         self._drafting = drafting
         self._embeddings = embeddings
-        self._background = self._deferred_warm_up = background
         self._administration = administration or Administration(state, policy)
         self._recovery = Recovery(state)
         self._validator = RequestValidator(state, policy, embeddings, model, check_params, is_portable)
@@ -173,6 +171,7 @@ class Engine:
     def _bind(self, stages: Sequence[Stage], config: Config, limits: BucketLimits) -> None:
         """Give the stages the parts that they use, and call them at their moments from now on."""
         state, scheduler = self._state, self._scheduler
+        self._stages = Stages(stages)
         parts = EngineParts(
             config=config,
             state=state,
@@ -186,10 +185,12 @@ class Engine:
             obstacle=lambda words: None if self._recorder is None else self._recorder.obstacle(words),
             wake=self._wake_owner,
             notes=lambda: scheduler.notes,
+            warm_up=self.warm_up,
+            buckets=self._builder.passes,
+            take_part=self._stages.take_part,
         )
         for stage in stages:
             stage.bind(parts)
-        self._stages = Stages(stages)
         state.leaving = self._stages.leaving
         scheduler.admission.claims = self._stages.claim
         asks = self._stages.wants_empty_plan
@@ -343,17 +344,15 @@ class Engine:
         return self._commit_oldest(embedded)
 
     def work_ahead(self) -> float | None:
-        """Use idle time: prepare one more bucket of those that the warm-up put off. A request that arrives meanwhile waits for it.
+        """Let stages use idle time. A request that arrives meanwhile waits for it.
 
         Returns:
             Seconds until the next call may find something to do; None: nothing is left, or there are requests to serve.
         """
-        if self._background is None or self.has_work:
+        if not self._stages.idle or self.has_work:
             return None
-        pause_s = self._background.while_idle()
-        if pause_s is None:
-            self._background = None
-        return pause_s
+        pauses = [idle() for idle in self._stages.idle]
+        return min([pause_s for pause_s in pauses if pause_s is not None], default=None)
 
     @property
     def plan_hash(self) -> str:
@@ -581,8 +580,6 @@ class Engine:
             step.pending = FailedStep(error)
         step.plan_s = self._clock.now_s() - start_s
         self._in_flight.append(step)
-        if self._background is not None:
-            self._background.behind_step()
         return True
 
     def _plan(self) -> Plan | None:
@@ -702,10 +699,7 @@ class Engine:
             self._drain_one()
         self._ended.extend(self._recovery.ranks_lost(plans, error))
         restart_ranks(self._executor, error)
-        self._builder.passes.start_again(self.warm_up.report.prepared, self.warm_up.deferred)
-        self._background = self._deferred_warm_up
-        if self._background is not None:
-            self._background.start_again()
+        self._builder.passes.start_again(self.warm_up.report.prepared)
 
     def _refused(self, plan: Plan, error: Exception) -> None:
         """Undo a plan that was not submitted."""

@@ -226,6 +226,7 @@ def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Me
         can_start_with=parts.can_start_with,
         is_portable=parts.is_portable,
         prepare=parts.prepare,
+        device_label=parts.device_label,
     )
     made = []
     for one in parts.stages:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -25,6 +25,7 @@ from trencadis.faults import CallMeter
 from trencadis.interfaces import AllocationPlan, Executor, SamplingFingerprint
 from trencadis.records import (
     Batch,
+    Bucket,
     BucketLimits,
     FinishedSequence,
     Int32Array,
@@ -34,11 +35,13 @@ from trencadis.records import (
     Request,
     RowStart,
     SamplingParams,
+    Shape,
     StepOutput,
     TokenDeltas,
+    WarmUp,
 )
 
-__all__ = ["EngineKinds", "EngineParts", "Made", "Makings", "Stage", "Stages"]
+__all__ = ["EngineKinds", "EngineParts", "Made", "Makings", "PassBuckets", "Stage", "Stages"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -72,6 +75,7 @@ class Makings:
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
         prepare: Begins what the sampler has to do before a request with these parameters can run; the second argument is the key of who asks.
+        device_label: Names executor and backend in messages.
     """
 
     config: Config
@@ -84,6 +88,22 @@ class Makings:
     can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
     is_portable: Callable[[SamplingParams], bool] = lambda _: True
     prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
+    device_label: str = "the executor"
+
+
+class PassBuckets(Protocol):
+    """The buckets in which passes run.
+
+    Attributes:
+        ready: Those that the device has prepared, at the start or when a pass first needed one.
+        substitute: Called with the shape of a pass and its bucket; returns the bucket in which the pass runs. None: in its own.
+    """
+
+    ready: set[Bucket]
+    substitute: Callable[[Shape, Bucket], Bucket] | None
+
+    def prepared(self, buckets: tuple[Bucket, ...]) -> None:
+        """Note buckets that the device has prepared."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -125,6 +145,10 @@ class EngineParts:
         obstacle: Notes, in words, what keeps a record of the steps from being replayed exactly.
         wake: Wakes the engine's loop, from any thread: there is work.
         notes: Returns what the newest plan decided, and why; see ``StepNotes``.
+        warm_up: Buckets that were prepared before the first request.
+        buckets: The buckets in which passes run.
+        take_part: Calls a stage at its moments of a step (``before_step``, ``after_plan``, ``after_build``, ``received``, ``after_step``), or,
+            with False, no more: for one that has nothing to do for now. It is called from the start.
     """
 
     config: Config
@@ -139,6 +163,9 @@ class EngineParts:
     obstacle: Callable[[str], None]
     wake: Callable[[], None]
     notes: Callable[[], StepNotes]
+    warm_up: WarmUp
+    buckets: PassBuckets
+    take_part: Callable[[Stage, bool], None]
 
 
 class Stage:
@@ -261,6 +288,14 @@ class Stage:
     awaits = False
     """Whether something from outside is awaited: with nothing else to do, stepping at once would be busy waiting."""
 
+    def idle(self) -> float | None:
+        """Use the time while there is no work; a request that arrives meanwhile waits until this returns.
+
+        Returns:
+            Seconds until it pays to call again; None: not before there was work.
+        """
+        return None
+
     def inspect(self) -> Any:
         """Return a copy of the stage's state for tests and debuggers; None: there is nothing to show."""
         return None
@@ -286,7 +321,9 @@ _CALLED = (
     "left",
     "failed",
     "wants_empty_plan",
+    "idle",
 )
+_IN_STEPS = ("before_step", "after_plan", "after_build", "received", "after_step")
 
 
 class Stages:
@@ -298,6 +335,7 @@ class Stages:
     Attributes:
         all: The stages.
         wants_empty_plan: The question of that name.
+        idle: The same.
     """
 
     accept: tuple[Callable[[Request], Request], ...]
@@ -314,16 +352,28 @@ class Stages:
     left: tuple[Callable[[FinishedSequence], None], ...]
     failed: tuple[Callable[[Iterable[Plan], Exception], None], ...]
     wants_empty_plan: tuple[Callable[[], bool], ...]
+    idle: tuple[Callable[[], float | None], ...]
 
     def __init__(self, stages: Iterable[Stage] = ()) -> None:
         self.all = tuple(stages)
-        for moment in _CALLED:
-            setattr(self, moment, tuple([getattr(stage, moment) for stage in self._defining(moment)]))
+        self._resting: set[Stage] = set()
+        self._collect(_CALLED)
         accepting = self._defining("accept")
         self.accept = tuple([stage.accept for stage in accepting if not stage.accepts_last])
         self.accept_last = tuple([stage.accept for stage in accepting if stage.accepts_last])
         self._wanting, self._awaiting = self._defining("wants_step"), self._defining("awaits")
         self._ordering = self._defining("has_orders")
+
+    def take_part(self, stage: Stage, is_on: bool) -> None:
+        """Call a stage at its moments of a step, or no more; see :class:`EngineParts`."""
+        if (stage in self._resting) is is_on:
+            (self._resting.discard if is_on else self._resting.add)(stage)
+            self._collect(_IN_STEPS)
+
+    def _collect(self, moments: Iterable[str]) -> None:
+        for moment in moments:
+            stages = [one for one in self._defining(moment) if moment not in _IN_STEPS or one not in self._resting]
+            setattr(self, moment, tuple([getattr(stage, moment) for stage in stages]))
 
     def _defining(self, name: str) -> tuple[Stage, ...]:
         """Return the stages whose class defines an attribute of its own. Pure."""

@@ -26,7 +26,7 @@ from trencadis.records.flight_record import (
     int32s,
 )
 from trencadis.records.kv import KVLayout, KVPart, TransferCause
-from trencadis.records.model import MemoryReport, ModelFacts, ModelSource, WarmUpReport
+from trencadis.records.model import MemoryReport, ModelFacts, ModelSource, WarmUp, WarmUpReport
 from trencadis.records.output import (
     CompletionOutput,
     ConnectorReport,
@@ -151,6 +151,7 @@ __all__ = [
     "TransferCause",
     "UnifiedBucket",
     "UnifiedShape",
+    "WarmUp",
     "WarmUpReport",
     "check_plain",
     "divide_layers",

@@ -114,3 +114,24 @@ class WarmUpReport:
     num_compilations: int = 0
     num_deferred: int = 0
     num_cached: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class WarmUp:
+    """A warm-up that is over.
+
+    Attributes:
+        buckets: Those that the backend was asked to prepare.
+        report: What it did with them.
+        took_s: Duration, seconds.
+    """
+
+    buckets: tuple[Bucket, ...] = ()
+    report: WarmUpReport = WarmUpReport(prepared=())
+    took_s: float = 0.0
+
+    @property
+    def skipped(self) -> tuple[Bucket, ...]:
+        """Buckets that are not prepared, in the order of the table."""
+        prepared = set(self.report.prepared)
+        return tuple(bucket for bucket in self.buckets if bucket not in prepared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -23,7 +24,6 @@ from trencadis.records import (
     Phase,
     Plan,
     Shape,
-    UnifiedBucket,
     UnifiedShape,
 )
 
@@ -91,7 +91,9 @@ class PassPlanner:
         refuse_unprepared: Refuse a pass whose bucket is not prepared, once any is.
 
     Attributes:
-        counts: Of the plan that was split last.
+        counts: Counts of the plan that was split last.
+        ready: Buckets that the device has prepared, at the start or when a pass first needed one.
+        substitute: Returns the bucket in which a pass runs, by its shape and its own bucket; None: in its own.
     """
 
     def __init__(
@@ -114,31 +116,23 @@ class PassPlanner:
         self._block_size = limits.block_size
         self._max_positions = limits.max_num_batched_tokens
         self._refuse_unprepared = refuse_unprepared
-        self._prepared: set[Bucket] = set()
+        self.ready: set[Bucket] = set()
         self._used: set[Bucket] = set()
         self._listed: frozenset[Bucket] = frozenset()
         self._covering: tuple[Bucket, ...] = ()
-        self._deferred: frozenset[Bucket] = frozenset()
-        self._stand_ins: dict[Shape, Bucket] = {}
+        self.substitute: Callable[[Shape, Bucket], Bucket] | None = None
         self.counts = PassCounts()
 
     def prepared(self, buckets: tuple[Bucket, ...]) -> None:
         """Note which buckets the device has prepared; any other is counted and warned about once."""
-        self._prepared.update(buckets)
+        self.ready.update(buckets)
         self._used.update(buckets)
-        self._deferred -= self._prepared
-        self._stand_ins.clear()
 
-    def defer(self, buckets: tuple[Bucket, ...]) -> None:
-        """Note buckets that are prepared later: until then the smallest prepared one that covers a shape stands in for its own."""
-        self._deferred = frozenset(buckets) - self._prepared
-
-    def start_again(self, prepared: tuple[Bucket, ...], deferred: tuple[Bucket, ...]) -> None:
-        """Note that the device was started again, and has these buckets prepared and those put off, whatever it had before."""
-        self._prepared.clear()
+    def start_again(self, prepared: tuple[Bucket, ...]) -> None:
+        """Note that the device was started again, and has these buckets prepared, whatever it had before."""
+        self.ready.clear()
         self._used.clear()
         self.prepared(prepared)
-        self.defer(deferred)
 
     def close(self, table: tuple[Bucket, ...], covering: tuple[Bucket, ...]) -> None:
         """Let shapes for which the strategy leaves its table run in one of ``covering`` that covers them."""
@@ -200,7 +194,7 @@ class PassPlanner:
             return False
         bucket = self._bucketing.ask.bucket_for(shape)
         # Two passes that are prepared are faster than one that has to be compiled.
-        return bucket.num_tokens <= self._max_positions and (not self._prepared or bucket in self._prepared)
+        return bucket.num_tokens <= self._max_positions and (not self.ready or bucket in self.ready)
 
     def _pass(self, plan: Plan, indices: Int32Array, phase: Phase, block_tables: Int32Array) -> Pass:
         whole = len(indices) == len(plan.slots)
@@ -214,7 +208,7 @@ class PassPlanner:
             shape = Shape(len(starts), 1, num_blocks, Phase.DECODE)
         else:
             shape = self._shape(starts, lengths, rows, phase, block_tables)
-        is_listed = self._listed or self._deferred
+        is_listed = self._listed or self.substitute
         bucket = self._bucket_for(shape) if is_listed else self._bucketing.ask.bucket_for(shape)
         if not self._ragged:
             self._note(shape, bucket)
@@ -243,17 +237,10 @@ class PassPlanner:
         elif self._listed:
             self.counts.num_fallbacks += 1
             bucket = next((covering for covering in self._covering if covering.covers(shape)), bucket)
-        return self._stand_in(shape) if bucket in self._deferred else bucket
-
-    def _stand_in(self, shape: Shape) -> Bucket:
-        """Return the smallest prepared bucket that covers a shape; its own if there is none."""
-        found = self._stand_ins.get(shape)
-        if found is None:
-            covering = (bucket for bucket in self._prepared if bucket.covers(shape))
-            own = self._bucketing.ask.bucket_for(shape)
-            found = self._stand_ins[shape] = min(covering, key=_cost, default=own)
-        if found in self._prepared:
-            self.counts.num_substituted += 1
+        if self.substitute is None:
+            return bucket
+        found = self.substitute(shape, bucket)
+        self.counts.num_substituted += found != bucket
         return found
 
     def _shape(
@@ -296,21 +283,15 @@ class PassPlanner:
         if bucket not in self._used:
             self._used.add(bucket)
             self.counts.compiles = True
-        if self._prepared and bucket not in self._prepared:
+        if self.ready and bucket not in self.ready:
             self.counts.num_unprepared += 1
             if self._refuse_unprepared:
                 raise UnpreparedShapeError(
                     f'{shape} fits no prepared bucket, and [bucketing] on_miss = "refuse".',
                     hint="Prepare larger buckets, or set bucketing.on_miss to fallback.",
                 )
-            self._prepared.add(bucket)
+            self.ready.add(bucket)
             logger.warning("%s runs in %s, which was not prepared: it is compiled now.", shape, bucket)
-
-
-def _cost(bucket: Bucket) -> tuple[int, int, int, int]:
-    """Return what a pass in a bucket computes, and then reads."""
-    unique = bucket.num_unique_blocks if isinstance(bucket, UnifiedBucket) else 0
-    return bucket.num_tokens, bucket.num_blocks + unique, bucket.batch_size, bucket.query_len
 
 
 def unified_shape(starts: Int32Array, query_lens: Int32Array, tables: Int32Array, *, block_size: int) -> UnifiedShape:

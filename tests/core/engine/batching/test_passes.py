@@ -245,24 +245,12 @@ def test_nothing_is_a_hit_or_a_fallback_without_a_table() -> None:
     assert (passes.counts.num_hits, passes.counts.num_fallbacks) == (0, 0)
 
 
-def test_smallest_prepared_bucket_stands_in_for_one_that_is_prepared_later() -> None:
+def test_pass_may_run_in_a_bucket_that_is_not_its_own() -> None:
     passes = doubling()
-    passes.prepared((LARGE,))
-    passes.defer((SMALL, MIDDLING, LARGE))
-    passes.close((SMALL, MIDDLING, LARGE), ())
-    assert decode(passes, 3) == LARGE
-    assert (passes.counts.num_substituted, passes.counts.num_unprepared) == (1, 0)
     passes.prepared((MIDDLING,))
-    assert decode(passes, 3) == MIDDLING
-    passes.prepared((SMALL,))
-    assert decode(passes, 3) == SMALL
-    assert (passes.counts.num_substituted, passes.counts.num_unprepared) == (0, 0)
-
-
-def test_bucket_that_nothing_can_stand_in_for_is_compiled_when_needed() -> None:
-    passes = doubling()
-    passes.prepared((SMALL,))
-    passes.defer((LARGE,))
-    passes.close((SMALL, LARGE), ())
-    assert decode(passes, 12) == LARGE
-    assert (passes.counts.num_substituted, passes.counts.num_unprepared) == (0, 1)
+    passes.substitute = lambda shape, bucket: MIDDLING if bucket == SMALL else bucket
+    assert (decode(passes, 3), passes.counts.num_substituted, passes.counts.num_unprepared) == (MIDDLING, 1, 0)
+    assert (decode(passes, 12), passes.counts.num_substituted, passes.counts.num_unprepared) == (LARGE, 0, 1)
+    assert passes.ready == {MIDDLING, LARGE}
+    passes.substitute = None
+    assert (decode(passes, 3), passes.counts.num_substituted) == (SMALL, 0)

@@ -1,0 +1,1 @@
+"""Buckets that the warm-up put off."""
