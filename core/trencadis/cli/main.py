@@ -39,7 +39,7 @@ from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.mentions import mentions_in
-from trencadis.registry.startup import completed
+from trencadis.registry.startup import completed, find_placement
 from trencadis.saved_help import keep
 from trencadis.startup import LEDGER, claim_process, is_own_process, rare_collections
 
@@ -268,12 +268,12 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
         return args
 
     args = completed(registry, parse)
-    registry.note_sources(args.resolved.sources)
-    registry.placement(args.resolved.config.engine.placement)
+    registry.sources = args.resolved.sources
+    find_placement(registry, args.resolved.config.engine.placement)
     level, loading = _log_levels(module, args)
     configure_logging(level, args.resolved.config.log.format, loading=loading)
     if getattr(args, "locked", None):
-        registry.check_lock(args.locked, args.resolved.config)
+        registry.hooks.check_lock(args.locked, args.resolved.config, registry)
     code: int = module.run(args, args.resolved.config, registry)
     return code
 
@@ -307,7 +307,7 @@ def _whole(
     registry = _collect(file, arguments, plugins)
     if own is None:
         return registry, arguments
-    with registry.naming_broken():
+    with registry.left_out.naming_broken():
         whole = whole_flags(arguments, own, lambda: _all_settings(registry), command=name)
     if plugin_rules(file=file, flags=whole) != plugin_rules(file=file, flags=arguments):
         return _collect(file, whole, None), whole

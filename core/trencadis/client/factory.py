@@ -20,6 +20,7 @@ from trencadis.console import Advance, track
 from trencadis.errors import ConfigValueError
 from trencadis.log import loading_level
 from trencadis.registry import Registry, load_with_plugins
+from trencadis.registry.startup import find_placement
 from trencadis.startup import LEDGER, rare_collections
 from trencadis.text import check_model_path, load_configured_tokenizer
 from trencadis.text.tokenizer import NO_TOKENIZER
@@ -163,5 +164,5 @@ def _elsewhere(config: Config, registry: Registry) -> ModuleType | None:
         )
     if num_replicas > 1 and name == "auto":
         name = FOR_REPLICAS
-    placement = registry.placement(name)
+    placement = find_placement(registry, name)
     return None if placement is None else placement.load()

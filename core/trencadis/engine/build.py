@@ -119,11 +119,11 @@ def _build(
     kind: type[Engine],
     phases: Phases,
 ) -> Engine | EmbeddingEngine:
-    registry.configure(config)
+    registry.hooks.configure(config)
     plan = resolve_plan(config, registry)
     for choice in plan.choices.values():
         registry.prepare(choice.component, choice.options)
-    registry.warn_of_broken()
+    registry.left_out.warn()
     check_layout(config, plan)
     builder = Builder(registry, plan, config, component_context(config, clock), context_of=component_context)
     if executor is None:
@@ -153,7 +153,7 @@ def _build(
             raise
         raise attributed from error
     builder.started()
-    registry.ready(model, engine.plan_hash)
+    registry.hooks.ready(model, engine.plan_hash)
     return engine
 
 

@@ -156,7 +156,7 @@ def _common(builder: Builder, executor: Executor, model: ModelFacts) -> dict[str
             str(one.component) for one in observers if one.component.provenance.distribution == OUR_DISTRIBUTION
         ),
         "plan_hash": builder.plan.plan_hash,
-        "on_close": builder.registry.closing,
+        "on_close": builder.registry.hooks.closing,
     }
 
 

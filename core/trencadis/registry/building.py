@@ -207,8 +207,8 @@ def _resolved_in_rank(tables: bytes) -> tuple[Registry, ResolvedPlan, Config]:
     overrides, sources, (level, _) = pickle.loads(tables)  # later a rank has little to say
     configure_logging(level, overrides.get("log", {}).get("format", "text"))
     resolved, registry = load_with_plugins(environ={}, overrides=overrides)
-    registry.note_sources(sources)
-    registry.configure(resolved.config)
+    registry.sources = sources
+    registry.hooks.configure(resolved.config)
     plan = resolve_plan(resolved.config, registry)
     for choice in plan.choices.values():
         registry.prepare(choice.component, choice.options)

@@ -272,7 +272,10 @@ class _Resolver:
 
     def _backend(self) -> Choice:
         return self.choice(
-            "backend", self._registry.select_backend(DEFAULT_BACKEND), "name", "trencadis_select_backend"
+            "backend",
+            self._registry.hooks.select_backend(DEFAULT_BACKEND, lambda: self._registry.components("backend")),
+            "name",
+            "trencadis_select_backend",
         )
 
     def _executor(self) -> Choice:

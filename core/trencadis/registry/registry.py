@@ -1,37 +1,30 @@
-"""The registry: every component that plugins offer, and typed calls of every hook, so that callers never touch pluggy."""
+"""The registry: every component that plugins offer."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
-import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import attrs
 
-from trencadis.config import Config, Settings, settings_of
+from trencadis.config import Settings, settings_of
 from trencadis.config.import_paths import is_import_path, refuse_import_path
 from trencadis.config.messages import spot, with_origin
-from trencadis.config.schema import HERE
 from trencadis.config.settings import with_nouns
 from trencadis.errors import (
     ComponentConflictError,
-    ConfigError,
     ConfigValueError,
     ContractError,
     PluginError,
     PluginLoadError,
     TrencadisError,
     UnknownComponentError,
-    UnknownKeyError,
     did_you_mean,
-    must_be_one_of,
 )
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces.component import ComponentContext
@@ -39,7 +32,6 @@ from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.health_check import HealthCheck
 from trencadis.interfaces.noun import Noun
 from trencadis.interfaces.placement import Placement
-from trencadis.records import ModelFacts
 from trencadis.registry.collect import (
     NOUNS_HOOK,
     BrokenPlugin,
@@ -52,7 +44,9 @@ from trencadis.registry.collect import (
     tables_of,
 )
 from trencadis.registry.contracts import CORE_NOUNS
+from trencadis.registry.hooks import Hooks
 from trencadis.registry.import_path import import_component
+from trencadis.registry.left_out import LeftOut
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
 from trencadis.registry.stages import RegisteredStage, in_order, stages_of
@@ -61,26 +55,26 @@ __all__ = ["Registry"]
 
 logger = logging.getLogger("trencadis.registry")
 
-_OWN_TABLES = "|".join(field.name for field in attrs.fields(Config) if field.name not in CORE_NOUNS)
-_KEY_OF_THE_CORE = re.compile(
-    rf"^(\[({_OWN_TABLES})\]|flag --({_OWN_TABLES})\.|environment TRENCADIS_({_OWN_TABLES.upper()})__)"
-)
-
 
 class Registry:
-    """Components by noun and name. Made by :meth:`discover`; used at start-up and shut-down only, on one thread."""
+    """Components by noun and name. Made by :meth:`discover`; used at start-up and shut-down only, on one thread.
+
+    Attributes:
+        left_out: Installed plugins that cannot be used, and contested names, among the plugins that are loaded.
+        hooks: Calls hooks of all plugins.
+        sources: Who set each value of the configuration, by dotted path, for messages about a component; empty if the registry was not told.
+    """
 
     def __init__(self, loader: PluginLoader, *, strict: bool = False) -> None:
         self._loader = loader
         self._strict = strict
-        self._broken: dict[str, BrokenPlugin] = {}
-        self._contested: dict[tuple[str, str], ComponentConflictError] = {}
+        self.left_out = LeftOut()
+        self.hooks = Hooks(loader, self.left_out)
         self._own_nouns: dict[str, Noun] = {}
         self._components: dict[str, dict[str, RegisteredComponent]] = {noun: {} for noun in CORE_NOUNS}
         self._tables: dict[str, tuple[ConfigTable, Provenance]] = {}
         self._stages: dict[str, RegisteredStage] = {}
-        self._sources: Mapping[str, str] = {}
-        self._configured: Config | None = None
+        self.sources: Mapping[str, str] = {}
 
     @classmethod
     def discover(
@@ -161,7 +155,7 @@ class Registry:
             if self._strict:
                 raise
             self._loader.unload(provenance.plugin)
-            self._broken[provenance.plugin] = BrokenPlugin(provenance=provenance, error=error)
+            self.left_out.broken[provenance.plugin] = BrokenPlugin(provenance=provenance, error=error)
 
     def register(self, plugin: Any) -> None:
         """Load one more plugin, given in code; it gets an earlier ``trencadis_configure`` at once.
@@ -214,8 +208,8 @@ class Registry:
             except ComponentConflictError as error:
                 if strict:
                     raise
-                self._contested[noun, name] = error
-        for noun, name in self._contested:
+                self.left_out.contested[noun, name] = error
+        for noun, name in self.left_out.contested:
             self._components[noun].pop(name, None)
 
     # ------------------------------------------------------------------------------------------------ components
@@ -232,15 +226,6 @@ class Registry:
         return in_order(self._stages)
 
     @property
-    def sources(self) -> Mapping[str, str]:
-        """Who set each value of the configuration, by dotted path; empty if the registry was not told."""
-        return self._sources
-
-    def note_sources(self, sources: Mapping[str, str]) -> None:
-        """Remember who set each value, so that messages about a component can say it."""
-        self._sources = sources
-
-    @property
     def plugins(self) -> Mapping[str, Provenance]:
         """Provenance of every plugin that can be used, by name."""
         self.complete()
@@ -255,40 +240,13 @@ class Registry:
     def broken(self) -> Mapping[str, BrokenPlugin]:
         """Installed plugins that cannot be used, by name."""
         self.complete()
-        return self._broken
+        return self.left_out.broken
 
     @property
     def contested(self) -> Mapping[tuple[str, str], ComponentConflictError]:
         """Names that more than one installed plugin offers, by noun and name; none of the components can be selected."""
         self.complete()
-        return self._contested
-
-    @contextlib.contextmanager
-    def naming_broken(self) -> Iterator[None]:
-        """Add the broken plugins to an error about a key that does not exist: it may be one of their tables."""
-        try:
-            yield
-        except UnknownKeyError as error:
-            trouble = self._trouble()
-            if trouble and not _KEY_OF_THE_CORE.search(str(error)):
-                error.args = (f"{error} {trouble}",)
-            raise
-
-    def warn_of_broken(self) -> None:
-        """Log each installed plugin that cannot be used, and each contested name. Called where an engine starts."""
-        for reason in self._reasons():
-            logger.warning("Left out, since the configuration does not ask for it: %s", reason)
-
-    def _reasons(self) -> list[PluginError]:
-        return [*(item.error for item in self._broken.values()), *self._contested.values()]
-
-    def _trouble(self) -> str:
-        """Return in words which installed plugins offer nothing, or not all that they have, and why; empty: all are well."""
-        reasons = self._reasons()
-        if not reasons:
-            return ""
-        rest = f" And {len(reasons) - 3} more: trencadis doctor lists them." if len(reasons) > 3 else ""
-        return f"Perhaps it is of a plugin that cannot be used: {' '.join(map(str, reasons[:3]))}{rest}"
+        return self.left_out.contested
 
     def components(self, noun: str) -> dict[str, RegisteredComponent]:
         """Return a noun's components by name, sorted."""
@@ -319,28 +277,14 @@ class Registry:
         """
         return checks_of(self._loader, plugin)
 
-    def placement(self, name: str) -> Placement | None:
-        """Return a placement by name; None for one in the calling process.
+    def placements(self) -> dict[str, Placement]:
+        """Return the placements of the loaded plugins by name.
 
         Raises:
-            ConfigValueError: No usable plugin offers it.
-            ComponentConflictError: Several plugins offer it.
+            ComponentConflictError: Two plugins offer one name.
             PluginLoadError: The hook of a plugin raised.
             ContractError: A plugin yields what is no placement.
         """
-        if name in HERE:
-            return None
-        self.complete("placement")
-        found = self._placements()
-        if name not in found and self.complete():
-            found = self._placements()
-        if name in found:
-            return found[name]
-        source = self._sources.get("engine.placement", "")
-        reason = must_be_one_of(name, (*HERE, *sorted(found)))
-        raise ConfigValueError(f"{spot('engine.placement', name, source)}: {reason}", hint=self._trouble())
-
-    def _placements(self) -> dict[str, Placement]:
         found: dict[str, tuple[Placement, Provenance]] = {}
         for plugin, provenance in self._loader.plugins.items():
             for one in placements_of(self._loader, plugin):
@@ -375,12 +319,12 @@ class Registry:
             if not may_import:
                 raise refuse_import_path(f"{noun}.{key}", name, source)
             return import_component(self.nouns[noun], name, key=f"{noun}.{key}", source=source)
-        if (noun, name) not in self._contested and self.offers(noun, name):
+        if (noun, name) not in self.left_out.contested and self.offers(noun, name):
             return self._components[noun][name]
-        if (noun, name) in self._contested:
-            raise self._contested[noun, name]
+        if (noun, name) in self.left_out.contested:
+            raise self.left_out.contested[noun, name]
         names = list(self.components(noun))
-        trouble = self._trouble()
+        trouble = self.left_out.in_words()
         choices = f"Choose one of: {', '.join(names)}." if names else f"No plugin offers any {noun} component."
         raise UnknownComponentError(
             f"{spot(f'{noun}.{key}', name, source)}: no such component.{did_you_mean(name, names)} {choices}",
@@ -411,7 +355,7 @@ class Registry:
         try:
             yield
         except ConfigValueError as error:
-            error.args = (with_origin(str(error), self._sources),)
+            error.args = (with_origin(str(error), self.sources),)
             raise
         except TrencadisError:
             raise
@@ -444,83 +388,3 @@ class Registry:
                 hint=registered.provenance.remedy,
             )
         return made
-
-    # ----------------------------------------------------------------------------------------------------- hooks
-
-    def configure(self, config: Config) -> None:
-        """Show the resolved configuration to every plugin, also to those registered later.
-
-        A second call with an equal configuration does nothing.
-
-        Raises:
-            PluginLoadError: A plugin raised.
-        """
-        if config == self._configured:
-            return
-        self._configured = config
-        self._call("trencadis_configure", lambda hook: hook.call_historic(kwargs={"config": config}))
-
-    def check_lock(self, file: Path, config: Config) -> None:
-        """Let plugins refuse a configuration that is not the one of a lock file.
-
-        Raises:
-            PlanLockError: It is not.
-            ConfigError: The file cannot be used, or no plugin reads such files.
-            PluginLoadError: A plugin raised.
-        """
-        if not self._loader.hooks.trencadis_check_lock.get_hookimpls():
-            raise ConfigError("--locked: no plugin that reads lock files can be used.", hint=self._trouble())
-        self._call("trencadis_check_lock", lambda hook: hook(file=file, config=config, registry=self))
-
-    def select_backend(self, default: str) -> str:
-        """Return the first answer of the plugins to "which backend?", or ``default`` if none answers.
-
-        Raises:
-            PluginLoadError: A plugin raised.
-        """
-        if not self._loader.hooks.trencadis_select_backend.get_hookimpls():
-            return default
-        candidates = tuple(self.components("backend"))
-        answer = self._call("trencadis_select_backend", lambda hook: hook(candidates=candidates))
-        return default if answer is None else str(answer)
-
-    def ready(self, model: ModelFacts, plan_hash: str) -> None:
-        """Tell every plugin that an engine is ready for requests.
-
-        Args:
-            model: The loaded model.
-            plan_hash: Hash of the resolved plan.
-
-        Raises:
-            PluginLoadError: A plugin raised.
-        """
-        self._call("trencadis_engine_ready", lambda hook: hook(model=model, plan_hash=plan_hash))
-
-    def closing(self) -> None:
-        """Tell every plugin that an engine is about to close.
-
-        Raises:
-            PluginLoadError: A plugin raised.
-        """
-        self._call("trencadis_engine_closing", lambda hook: hook())
-
-    def _call(self, name: str, call: Callable[[Any], Any]) -> Any:
-        hook = getattr(self._loader.hooks, name)
-        try:
-            return call(hook)
-        except TrencadisError:
-            raise
-        except BaseException as error:
-            reraise_interrupt(error)
-            blamed = self._that_raised(hook, error)
-            who, hint = "A plugin", f"Plugins with this hook: {'; '.join(map(str, blamed))}."
-            if len(blamed) == 1:
-                who, hint = str(blamed[0]), blamed[0].remedy
-            raise PluginLoadError(f"{who} raised in {name}: {as_words(error)}.", hint=hint) from error
-
-    def _that_raised(self, hook: Any, error: BaseException) -> list[Provenance]:
-        """Return the plugin in whose hook an error was raised; all with the hook if that cannot be told."""
-        owners = hook.get_hookimpls()
-        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-        found = [item for item in owners if getattr(item.function, "__code__", None) in codes]
-        return [self._loader.plugins[item.plugin_name] for item in found or owners]

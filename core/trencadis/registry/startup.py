@@ -1,6 +1,6 @@
 """Configuration and plugins together: what may be loaded is itself configured, so neither comes first.
 
-[plugins] ▶ Registry.discover ▶ config classes ▶ load_config ▶ Registry.configure
+[plugins] ▶ Registry.discover ▶ config classes ▶ load_config ▶ Registry.hooks.configure
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trencadis.config import ConfigFile, ResolvedConfig, load_config, plugin_rules, read_config_file
-from trencadis.errors import ConfigError
+from trencadis.config.messages import spot
+from trencadis.config.schema import HERE
+from trencadis.errors import ConfigError, ConfigValueError, must_be_one_of
+from trencadis.interfaces.placement import Placement
 from trencadis.registry.mentions import mentions_in
 from trencadis.registry.registry import Registry
 
-__all__ = ["completed", "load_with_plugins"]
+__all__ = ["completed", "find_placement", "load_with_plugins"]
 
 ResultT = TypeVar("ResultT")
 
@@ -66,9 +69,35 @@ def load_with_plugins(
         )
 
     resolved = completed(registry, load)
-    registry.note_sources(resolved.sources)
-    registry.placement(resolved.config.engine.placement)
+    registry.sources = resolved.sources
+    find_placement(registry, resolved.config.engine.placement)
     return resolved, registry
+
+
+def find_placement(registry: Registry, name: str) -> Placement | None:
+    """Return a placement by name; None for one in the calling process.
+
+    Args:
+        registry: The plugins; those that nothing had asked for are loaded to find it.
+        name: Value of ``engine.placement``.
+
+    Raises:
+        ConfigValueError: No usable plugin offers it.
+        ComponentConflictError: Several plugins offer it.
+        PluginLoadError: The hook of a plugin raised.
+        ContractError: A plugin yields what is no placement.
+    """
+    if name in HERE:
+        return None
+    registry.complete("placement")
+    found = registry.placements()
+    if name not in found and registry.complete():
+        found = registry.placements()
+    if name in found:
+        return found[name]
+    source = registry.sources.get("engine.placement", "")
+    reason = must_be_one_of(name, (*HERE, *sorted(found)))
+    raise ConfigValueError(f"{spot('engine.placement', name, source)}: {reason}", hint=registry.left_out.in_words())
 
 
 def completed(registry: Registry, load: Callable[[], ResultT]) -> ResultT:
@@ -81,7 +110,7 @@ def completed(registry: Registry, load: Callable[[], ResultT]) -> ResultT:
     Raises:
         ConfigError: It is wrong, all plugins considered; names those that cannot be used.
     """
-    with registry.naming_broken():
+    with registry.left_out.naming_broken():
         try:
             return load()
         except ConfigError:

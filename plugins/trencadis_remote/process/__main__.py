@@ -85,7 +85,7 @@ def _serve(start: StartMessage, channel: Channel) -> None:
     with rare_collections(), loading_level():
         # The parent has resolved everything: neither its file nor the environment is read again.
         resolved, registry = load_with_plugins(environ={}, overrides=start.tables)
-        registry.note_sources(start.sources)
+        registry.sources = start.sources
         config = resolved.config
         with track(f"Loading {config.model.path}", unit="buckets", show=False) as advance:
 

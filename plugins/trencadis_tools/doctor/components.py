@@ -53,7 +53,7 @@ def check_components(
         model: Facts from the model's files, or None.
     """
     try:
-        registry.configure(config)
+        registry.hooks.configure(config)
     except TrencadisError as error:
         found.fail_with(error)
     try:

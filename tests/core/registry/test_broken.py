@@ -82,13 +82,13 @@ def test_what_a_broken_distribution_may_offer_is_refused_with_its_reason(broken,
 def test_no_hook_of_a_broken_plugin_is_called(install, house):
     source = hook("raise OSError('no licence')") + "@hookimpl\ndef trencadis_select_backend():\n    return 'bad'\n"
     registry = Registry.discover(entry_points=install("bad-package", "1.5", source), extra_plugins=[house])
-    assert registry.select_backend("torch") == "torch"
+    assert registry.hooks.select_backend("torch", lambda: registry.components("backend")) == "torch"
 
 
 def test_a_broken_plugin_is_warned_of_once_with_its_reason(install, house, caplog):
     registry = Registry.discover(entry_points=install("bad-package", "1.5", "1 / 0"), extra_plugins=[house])
     with caplog.at_level(logging.WARNING):
-        registry.warn_of_broken()
+        registry.left_out.warn()
     (record,) = caplog.records
     assert "bad-package 1.5" in record.getMessage()
     assert "ZeroDivisionError" in record.getMessage()

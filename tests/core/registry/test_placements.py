@@ -12,6 +12,7 @@ from trencadis.errors import ComponentConflictError, ConfigValueError, ContractE
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Placement
 from trencadis.registry import Registry, load_with_plugins
+from trencadis.registry.startup import find_placement
 
 
 class Offers:
@@ -48,7 +49,7 @@ def test_an_engine_is_opened_where_the_placement_of_a_plugin_says() -> None:
 
 @pytest.mark.parametrize("name", ["auto", "thread"])
 def test_this_process_needs_no_plugin(name: str) -> None:
-    assert registry_of().placement(name) is None
+    assert find_placement(registry_of(), name) is None
 
 
 def test_a_placement_that_nobody_offers_is_refused_with_those_that_there_are() -> None:
@@ -61,7 +62,7 @@ def test_a_placement_that_nobody_offers_is_refused_with_those_that_there_are() -
 
 def test_two_plugins_cannot_offer_one_placement() -> None:
     with pytest.raises(ComponentConflictError, match='Two plugins offer the placement "pod"'):
-        registry_of(Offers(pod()), Other(pod())).placement("pod")
+        find_placement(registry_of(Offers(pod()), Other(pod())), "pod")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_two_plugins_cannot_offer_one_placement() -> None:
 )
 def test_what_is_no_placement_is_refused(offered: object, said: str) -> None:
     with pytest.raises(ContractError, match=said):
-        registry_of(Offers(offered)).placement("pod")
+        find_placement(registry_of(Offers(offered)), "pod")
 
 
 def test_an_engine_in_this_process_imports_nothing_of_engines_elsewhere() -> None:

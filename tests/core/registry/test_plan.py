@@ -186,7 +186,7 @@ def test_an_unknown_fallback_and_an_unknown_observer_are_named_by_their_keys(reg
 
 def test_the_registry_remembers_sources_for_callers_that_have_none(registry):
     resolved = load_config(settings=registry.settings, environ={}, overrides={"eviction.name": "lur"})
-    registry.note_sources(resolved.sources)
+    registry.sources = resolved.sources
     with pytest.raises(UnknownComponentError, match=r'"lur" \(from argument\)'):
         resolve_plan(resolved.config, registry)
 

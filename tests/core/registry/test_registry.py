@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import types
 
 import attrs
@@ -159,7 +160,7 @@ def test_an_error_about_an_option_says_who_set_it(make_plugin, component):
     registry = Registry.discover(
         entry_points=(), extra_plugins=[make_plugin(scheduling=[component("x", factory=factory)])]
     )
-    registry.note_sources({"scheduling.x.limit": "environment OTHER_LIMIT"})
+    registry.sources = {"scheduling.x.limit": "environment OTHER_LIMIT"}
     with pytest.raises(ConfigValueError) as caught:
         registry.build(registry.select("scheduling", "x"), NoConfig(), CONTEXT)
     assert str(caught.value) == "[scheduling.x] limit = 3 (from environment OTHER_LIMIT): too small. Raise it."
@@ -178,7 +179,7 @@ def test_a_factory_that_returns_another_type_breaks_the_contract(make_plugin, co
 def test_a_plugin_registered_late_still_sees_the_configuration():
     first, late, config = Listener(), LateListener(), Config()
     registry = Registry.discover(entry_points=(), extra_plugins=[first])
-    registry.configure(config)
+    registry.hooks.configure(config)
     registry.register(late)
     assert first.heard == [config] == late.heard
 
@@ -186,8 +187,8 @@ def test_a_plugin_registered_late_still_sees_the_configuration():
 def test_an_equal_configuration_is_shown_once():
     listener = Listener()
     registry = Registry.discover(entry_points=(), extra_plugins=[listener])
-    registry.configure(Config())
-    registry.configure(Config())
+    registry.hooks.configure(Config())
+    registry.hooks.configure(Config())
     assert len(listener.heard) == 1
 
 
@@ -218,14 +219,14 @@ def test_what_a_plugin_prints_while_it_is_loaded_goes_to_standard_error(install,
 def test_plugins_are_told_of_ready_and_closing():
     listener = Listener()
     registry = Registry.discover(entry_points=(), extra_plugins=[listener])
-    registry.ready("facts", "hash")
-    registry.closing()
+    registry.hooks.ready("facts", "hash")
+    registry.hooks.closing()
     assert listener.heard == [("facts", "hash"), "closing"]
 
 
 def test_a_life_cycle_hook_that_raises_names_plugin_hook_and_cause():
     registry = Registry.discover(entry_points=(), extra_plugins=[Listener(), Grumpy(), LateListener()])
-    assert _said(PluginLoadError, registry.configure, Config()) == (
+    assert _said(PluginLoadError, registry.hooks.configure, Config()) == (
         f'{__name__}, given in code (plugin "Grumpy") raised in trencadis_configure: OSError: no licence. '
         "Correct it, or do not pass it."
     )
@@ -236,7 +237,7 @@ def test_of_plugins_that_share_a_life_cycle_hook_all_are_named():
         pass
 
     registry = Registry.discover(entry_points=(), extra_plugins=[Listener(), Grumpy(), Heir()])
-    said = _said(PluginLoadError, registry.configure, Config())
+    said = _said(PluginLoadError, registry.hooks.configure, Config())
     assert said.startswith("A plugin raised in trencadis_configure: OSError: no licence. Plugins with this hook: ")
     assert 'plugin "Grumpy"' in said
     assert 'Heir")' in said
@@ -245,7 +246,7 @@ def test_of_plugins_that_share_a_life_cycle_hook_all_are_named():
 
 def test_a_life_cycle_hook_may_raise_in_our_words():
     registry = Registry.discover(entry_points=(), extra_plugins=[Grumpy()])
-    assert _said(ConfigError, registry.ready, None, "") == "refused in words"
+    assert _said(ConfigError, registry.hooks.ready, None, "") == "refused in words"
 
 
 def test_the_first_plugin_that_answers_selects_the_backend(make_plugin):
@@ -260,11 +261,12 @@ def test_the_first_plugin_that_answers_selects_the_backend(make_plugin):
             return next((name for name in candidates if name == "gaudi"), None)
 
     plugins = [Silent(), Gaudi(), make_plugin(backend=["gaudi", "torch"])]
-    assert Registry.discover(entry_points=(), extra_plugins=plugins).select_backend("torch") == "gaudi"
-    assert Registry.discover(entry_points=(), extra_plugins=plugins[:2]).select_backend("torch") == "torch"
+    for given, selected in ((plugins, "gaudi"), (plugins[:2], "torch")):
+        registry = Registry.discover(entry_points=(), extra_plugins=given)
+        assert registry.hooks.select_backend("torch", functools.partial(registry.components, "backend")) == selected
 
 
 def test_sources_are_remembered_for_messages(registry):
     assert registry.sources == {}
-    registry.note_sources({"bucketing.name": "serve.toml"})
+    registry.sources = {"bucketing.name": "serve.toml"}
     assert registry.sources == {"bucketing.name": "serve.toml"}

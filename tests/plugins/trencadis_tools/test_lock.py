@@ -244,10 +244,10 @@ def test_a_start_that_differs_is_refused_with_the_first_differences(locked, tmp_
     resolved, registry = load_with_plugins(environ={}, entry_points=BUILT_IN)
     lock = lock_of(resolved.config, registry)
     file.write_text(lock.as_json())
-    registry.check_lock(file, resolved.config)
+    registry.hooks.check_lock(file, resolved.config, registry)
     file.write_text(attrs.evolve(lock, versions={**lock.versions, **{f"p{i:02}": "1" for i in range(12)}}).as_json())
     with pytest.raises(PlanLockError) as caught:
-        registry.check_lock(file, resolved.config)
+        registry.hooks.check_lock(file, resolved.config, registry)
     assert str(caught.value).splitlines() == [
         f"{file} locks another plan than this one:",
         *[f"  p{i:02} is absent, locked 1" for i in range(10)],
@@ -259,7 +259,7 @@ def test_a_start_that_differs_is_refused_with_the_first_differences(locked, tmp_
 def test_without_a_plugin_that_has_trencadis_check_lock_nothing_is_held_to_a_lock(tmp_path: Path) -> None:
     registry = Registry.discover(entry_points=())
     with pytest.raises(ConfigError, match="--locked: no plugin that reads lock files can be used"):
-        registry.check_lock(tmp_path / "x.lock", Config())
+        registry.hooks.check_lock(tmp_path / "x.lock", Config(), registry)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def plan_and_registry():
     resolved, registry = load_with_plugins(
         environ={}, overrides=ALL, extra_plugins=[trencadis_kv, module], entry_points=()
     )
-    registry.configure(resolved.config)
+    registry.hooks.configure(resolved.config)
     return resolve_plan(resolved.config, registry), registry
 
 
@@ -53,9 +53,9 @@ def test_a_canary_of_every_noun_is_built(plan_and_registry, noun):
 
 def test_a_canary_hears_the_life_cycle_and_selects_its_backend(plan_and_registry):
     _, registry = plan_and_registry
-    registry.ready(None, "")
-    registry.closing()
-    assert registry.select_backend("torch") == "canary"
+    registry.hooks.ready(None, "")
+    registry.hooks.closing()
+    assert registry.hooks.select_backend("torch", lambda: registry.components("backend")) == "canary"
 
 
 def test_a_canarys_bucketing_covers_and_has_its_options(plan_and_registry):

@@ -123,7 +123,7 @@ def test_a_policy_that_ends_or_holds_up_the_process_is_named(process_house: Hous
 def test_a_source_is_named_as_here(process_house: House) -> None:
     config, registry = process_house(bucketing={"name": "exact", "options": {}})
     config = attrs.evolve(config, scheduling=attrs.evolve(config.scheduling, name="fcfz"))
-    registry.note_sources({"scheduling.name": "serve.toml"})
+    registry.sources = {"scheduling.name": "serve.toml"}
     error = error_of(config, registry)
     assert "serve.toml" in str(error)
     assert 'Did you mean "fcfs"?' in str(error)
