@@ -110,6 +110,7 @@ def make_engine(
     pipeline: int = 1,
     attention_ranks: int = 1,
     stages: Iterable[StageDefinition] = (),
+    contains_faults: bool = True,
     tables: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Engine:
@@ -148,6 +149,7 @@ def make_engine(
         pipeline: Key ``pipeline`` of the table ``[parallel]``.
         attention_ranks: Ranks that have sequences of their own, each a part of rows and blocks; the executor hosts what stands for all.
         stages: Stages beside those of the installed plugins, or in the place of one with the same name.
+        contains_faults: Guard these stages as those of other distributions are; off, what one raises is raised.
         tables: Config objects of plugins' own tables, by name.
         options: Fields of the table ``[engine]``.
     """
@@ -204,7 +206,7 @@ def make_engine(
         observers=tuple(observers),
         speculation=speculation,
         made={} if connector is None else {"kv_connector": Made(label="the KV connector", component=connector)},
-        stages=_with_further(_installed_stages(), stages),
+        stages=_with_further(_installed_stages(), stages, contains_faults=contains_faults),
         sampling_fingerprint=sampling_fingerprint,
         can_start_with=can_start_with,
         prepare=prepare,
@@ -223,13 +225,14 @@ def _installed_stages() -> Sequence[RegisteredStage]:
 
 
 def _with_further(
-    installed: Sequence[RegisteredStage], further: Iterable[StageDefinition]
+    installed: Sequence[RegisteredStage], further: Iterable[StageDefinition], *, contains_faults: bool
 ) -> Sequence[RegisteredStage]:
     """Return the installed stages and further ones, in their order."""
-    from trencadis.registry.provenance import Provenance
+    from trencadis.registry.provenance import OUR_DISTRIBUTION, Provenance
     from trencadis.registry.stages import RegisteredStage, in_order
 
-    given = Provenance(plugin="given", module=__name__)
+    owner = "" if contains_faults else OUR_DISTRIBUTION
+    given = Provenance(plugin="given", module=__name__, distribution=owner)
     added = {one.name: RegisteredStage(definition=one, provenance=given) for one in further}
     return in_order({**{one.definition.name: one for one in installed}, **added}) if added else installed
 

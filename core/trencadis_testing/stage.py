@@ -32,8 +32,8 @@ __all__ = ["StageConformance"]
 _SEEDS = range(6)
 _NUM_BLOCKS = 24
 _MAX_STEPS = 2000
-_MAX_GROWTH_BYTES = 40.0
-"""For each request: a kept request id takes more than 50."""
+_MAX_GROWTH_BYTES = 6.0
+"""For each request: what is kept takes a place of 8 in a list at least."""
 
 
 class Neighbour(Stage):
@@ -162,6 +162,7 @@ class StageConformance:
         history = _History(self._engine(place=place), seed)
         history.play()
         history.check()
+        assert not history.engine.totals.num_failed_steps, "steps failed, though the device did not: see the log"
 
     @pytest.mark.parametrize("seed", _SEEDS)
     def test_failed_steps_are_contained(self, seed: int) -> None:
@@ -204,9 +205,12 @@ class StageConformance:
 
     def test_nothing_is_kept_of_requests_that_ended(self) -> None:
         """An engine runs for months, and request ids never end: what grows has a bound."""
-        engine, without = self._engine(), self._engine(is_on=False)
-        growth, usual = (growth_bytes(_serve_one(each), warm=100, num=100) for each in (engine, without))
-        assert growth - usual < _MAX_GROWTH_BYTES, f"it grows by {growth - usual:.0f} bytes with each request"
+        for _ in range(3):  # what else lives in this process grows now and then
+            engines = self._engine(), self._engine(is_on=False)
+            growth, usual = (growth_bytes(_serve_one(each), warm=100, num=100) for each in engines)
+            if growth - usual < _MAX_GROWTH_BYTES:
+                return
+        raise AssertionError(f"it grows by {growth - usual:.0f} bytes with each request")
 
     def _engine(
         self, *, is_on: bool = True, place: str = "after", refuses: Sequence[int] = (), fails: Any = None
@@ -224,7 +228,9 @@ class StageConformance:
             definition = attrs.evolve(definition, before=definition.before | {name})
         backend = FakeBackend(**{"eos": -1, "max_model_len": 64, **self.backend}, fails=fails)
         options = {"num_blocks": _NUM_BLOCKS, "max_num_seqs": 4, "max_num_batched_tokens": 24, "warmup": False}
-        return make_engine(backend=backend, stages=[definition, *neighbours], **{**options, **self.engine})
+        return make_engine(
+            backend=backend, stages=[definition, *neighbours], contains_faults=False, **{**options, **self.engine}
+        )
 
 
 class _History:

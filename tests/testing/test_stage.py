@@ -198,6 +198,7 @@ ENGINE = ("engine_has_the_stage_under_its_name", {})
 DEFINITION = ("definition_is_complete", {})
 
 
+@pytest.mark.kept_in_ci(100)
 @pytest.mark.parametrize(
     ("definition", "test", "complaint"),
     [
@@ -205,7 +206,7 @@ DEFINITION = ("definition_is_complete", {})
         (counting(MiscountsKeptBlocks), TEXTS, "num_kept_blocks"),
         (counting(HoldsBackForEver), TEXTS, "not come to rest"),
         (counting(SetsAsideForEver), TEXTS, "not come to rest"),
-        (counting(ClaimsWhatIsNotThere), TEXTS, "ended by an error|its text is"),
+        (counting(ClaimsWhatIsNotThere), TEXTS, "steps failed"),
         (counting(ChangesStreamedTokens), TEXTS, "its client got"),
         (counting(ForgetsWhoEnded), TEXTS, "has not ended|KeyError"),
         (counting(CutsPrompts), TEXTS, "its text is"),

@@ -28,6 +28,7 @@ from trencadis.engine.commit.committer import Committer, StopCheck
 from trencadis.engine.commit.output_check import FailedStep, OutputCheck
 from trencadis.engine.commit.recovery import Recovery, restart_ranks
 from trencadis.engine.embedding import EmbeddingQueue
+from trencadis.engine.guarded_stage import guarded
 from trencadis.engine.inspect.accounting import Accounting
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.flight_recorder import COMMIT, FAILURE, FlightRecorder
@@ -171,7 +172,7 @@ class Engine:
     def _bind(self, stages: Sequence[Stage], config: Config, limits: BucketLimits) -> None:
         """Give the stages the parts that they use, and call them at their moments from now on."""
         state, scheduler = self._state, self._scheduler
-        self._stages = Stages(stages)
+        self._stages = Stages(stages, guard=guarded)
         parts = EngineParts(
             config=config,
             state=state,
@@ -189,7 +190,7 @@ class Engine:
             buckets=self._builder.passes,
             take_part=self._stages.take_part,
         )
-        for stage in stages:
+        for stage in self._stages.called:
             stage.bind(parts)
         state.leaving = self._stages.leaving
         scheduler.admission.claims = self._stages.claim
@@ -228,7 +229,7 @@ class Engine:
         slot = sequence.slot
         obstacles = [words for words in [added(sequence) for added in stages.added] if words]
         if obstacles:
-            state.set_aside(sequence, obstacles[0], is_queued=True)
+            state.set_aside(sequence, obstacles[0], is_queued=True, num_holds=len(obstacles))
         else:
             state.enqueue(sequence)
         if self._recorder is not None:
@@ -418,7 +419,7 @@ class Engine:
         return take_snapshot(
             self._state,
             steps_in_flight=(step.plan.step for step in self._in_flight),
-            stages=self._stages.all,
+            stages=self._stages.called,
             speculation_fault=self._drafting.fault,
         )
 
@@ -452,7 +453,7 @@ class Engine:
         self._observers.add_metrics(page, self._accounting.gauges())
         comment = "" if page.text else _NO_COUNTERS
         page.add("the engine", off_metrics() + ENGINE_THREADS.format(self._threads.look()))
-        for stage in self._stages.all:
+        for stage in self._stages.called:
             for owner, text in stage.metrics().items():
                 page.add(owner, text)
         try:
@@ -477,7 +478,7 @@ class Engine:
         self._observers.close()
         try:
             self._drafting.close()
-            for stage in self._stages.all:
+            for stage in self._stages.called:
                 stage.close()
             self._on_close()
         finally:

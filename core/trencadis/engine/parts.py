@@ -240,5 +240,7 @@ def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Me
             )
         if stage is not None:
             stage.name = one.definition.name
+            if one.provenance.distribution != OUR_DISTRIBUTION:
+                stage.label, stage.remedy = str(one), one.provenance.remedy
             made.append(stage)
     return tuple(made)

@@ -20,6 +20,7 @@ import attrs
 import numpy as np
 
 from trencadis.errors import InternalError
+from trencadis.interfaces.laws import law, of_type, tell_always
 from trencadis.interfaces.restorable import Restorable
 from trencadis.records import (
     BoolArray,
@@ -76,6 +77,7 @@ class Claim:
     is_provisional: bool = False
     reason: str = ""
 
+    @law(of_type(bool), otherwise=False)
     def begin(self, sequence: Sequence, blocks: Int32Array, *, num_found: int) -> bool:
         """Bring the KV into the sequence's blocks; False if that cannot be begun: the sequence is not admitted, the blocks are freed.
 
@@ -86,9 +88,11 @@ class Claim:
         """
         return True
 
+    @tell_always
     def unused(self) -> None:
         """The sequence was not admitted in this plan: forget the claim, and be ready to be asked again."""
 
+    @tell_always
     def drop(self, sequence: Sequence) -> None:
         """Give up what is kept for a sequence that waits or stands aside: its tokens will be computed. ``blocks`` are released by the state."""
 

@@ -7,6 +7,9 @@ only at the moments that it defines: what is off is not on the path of a step.
        └─▶ refused                                                      └───▶ failed
 
 Stages act in one order at every moment. ``StageDefinition.before`` declares it; ``trencadis plugins`` prints it.
+
+What a stage of another distribution raises at a moment is contained, and its answers are held to the laws beside the moments; see
+:mod:`trencadis.engine.guarded_stage`. What a built-in stage raises ends the engine.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from typing import Any, Protocol
 import attrs
 
 from trencadis.config import Config
-from trencadis.engine.sequences import Claim, Leaving, Sequence
+from trencadis.engine.sequences import Claim, Leaving, Sequence, When
 from trencadis.engine.state import EngineState
 from trencadis.engine.step import StepNotes, SubmittedStep
-from trencadis.faults import CallMeter
+from trencadis.errors import ContractError
+from trencadis.faults import CallMeter, shown
 from trencadis.interfaces import AllocationPlan, Executor, SamplingFingerprint
+from trencadis.interfaces.laws import Law, law, of_type, tell, tell_always
 from trencadis.records import (
     Batch,
     Bucket,
@@ -168,6 +173,67 @@ class EngineParts:
     take_part: Callable[[Stage, bool], None]
 
 
+def _claim_test(method: str, answer: Any, sequence: Sequence) -> Claim | None:
+    if answer is None:
+        return None
+    if not isinstance(answer, Claim):
+        raise ContractError(f"{method}() returned {shown(answer)}, where a Claim or None is expected")
+    if not isinstance(answer.when, When):
+        raise ContractError(f"{method}() returned a claim whose when is {shown(answer.when)}, no When")
+    most = len(sequence.tokens) - (method == "claim")  # one is left to compute
+    if not 0 <= answer.num_tokens <= most:
+        raise ContractError(
+            f"{method}() claims {shown(answer.num_tokens)} tokens of a sequence, where {most} can be claimed"
+        )
+    return answer
+
+
+def _kept_test(method: str, answer: Any, sequence: Sequence, leaving: Leaving) -> Claim | None:
+    if not 0 <= leaving.num_kept_blocks <= len(leaving.blocks):
+        raise ContractError(
+            f"num_kept_blocks is {shown(leaving.num_kept_blocks)}; {len(leaving.blocks)} blocks are left behind"
+        )
+    if isinstance(answer, Claim) and leaving.reason is not None:
+        raise ContractError(f"{method}() claims what a sequence had that has ended")
+    return _claim_test(method, answer, sequence)
+
+
+def _batch_test(method: str, answer: Any) -> Batch | None:
+    if answer is None or isinstance(answer, Batch):
+        return answer
+    raise ContractError(f"{method}() returned {shown(answer)}, where a Batch or None is expected")
+
+
+def _deltas_test(method: str, answer: object, deltas: TokenDeltas) -> TokenDeltas:
+    if answer is deltas:
+        return deltas
+    if not isinstance(answer, TokenDeltas):
+        raise ContractError(f"{method}() returned {shown(answer)}, where TokenDeltas are expected")
+    if len(answer.slots) != len(answer.num_tokens) or int(answer.num_tokens.sum()) != len(answer.token_ids):
+        raise ContractError(f"{method}() returned {shown(answer)}, whose arrays do not fit together")
+    lost = {one.request_id for one in deltas.finished} - {one.request_id for one in answer.finished}
+    if lost:
+        raise ContractError(f"{method}() left out that requests have ended: {shown(sorted(lost))}")
+    return answer
+
+
+def _pause_test(method: str, answer: object) -> float | None:
+    if answer is None or (isinstance(answer, int | float) and answer >= 0):
+        return answer
+    raise ContractError(f"{method}() returned {shown(answer)}, where seconds or None are expected")
+
+
+_PAUSE = Law("seconds from 0 on, or None", _pause_test)
+_CLAIM = Law("a ``Claim`` to fewer tokens than the sequence has, or None", _claim_test, ("sequence",))
+_KEPT = Law(
+    "a ``Claim`` to no more tokens than the sequence has, or None; None for one that ends",
+    _kept_test,
+    ("sequence", "leaving"),
+)
+_BATCH = Law("a ``Batch``, or None", _batch_test)
+_DELTAS = Law("``TokenDeltas`` with every sequence that has ended", _deltas_test, ("deltas",))
+
+
 class Stage:
     """A part of the engine that the configuration can leave out; its state lives in it.
 
@@ -175,12 +241,14 @@ class Stage:
 
     Attributes:
         name: The name of its definition; set before it is bound.
+        label: Names it and its distribution in messages, and has its faults contained; empty: it is built in. Set with ``name``.
+        remedy: What to do about its faults, in words; set with ``name``.
         accepts_last: ``accept`` is called after the scheduling policy has accepted the request: for what costs something.
         answers: Answers to questions of operators, such as ``explain``, by question; each takes a table of arguments and returns a table.
         takes: Kinds of requests other than ``Request`` that it serves, and what queues one.
     """
 
-    name = ""
+    name = label = remedy = ""
     accepts_last = False
     answers: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
     takes: Mapping[type, Callable[[Any], None]] = {}
@@ -198,6 +266,7 @@ class Stage:
 
     # ------------------------------------------------------------------------------------------------- moments
 
+    @law(of_type(Request))
     def accept(self, request: Request) -> Request:
         """Return a new request, completed; it was checked, and is not queued yet.
 
@@ -206,9 +275,11 @@ class Stage:
         """
         return request
 
+    @tell_always
     def refused(self, request: Request) -> None:
         """Called when a request was refused, by a stage, by the scheduling policy or because it makes no sense."""
 
+    @law(of_type(str), otherwise="")
     def added(self, sequence: Sequence) -> str:
         """Called when a request has become a sequence; returns why it cannot run yet, such as ``compiling``, or an empty string.
 
@@ -216,9 +287,11 @@ class Stage:
         """
         return ""
 
+    @tell
     def before_step(self) -> None:
         """Called at the start of each step, before anything is planned."""
 
+    @law(_CLAIM)
     def claim(self, sequence: Sequence, *, num_found: int) -> Claim | None:
         """Return where KV of a waiting sequence is beyond what the prefix cache has, or why it must wait; None: this stage has none.
 
@@ -228,18 +301,22 @@ class Stage:
         """
         return None
 
+    @tell
     def after_plan(self, step: SubmittedStep | None) -> None:
         """Called when a plan is made, before its batch is built; None: the attempt came to nothing."""
 
+    @law(_BATCH)
     def after_build(self, step: SubmittedStep, batch: Batch) -> Batch | None:
         """Called when the batch is built, before it is submitted; returns another batch in its place, or None.
 
         An exception fails the step without submitting it.
         """
 
+    @tell
     def received(self, step: SubmittedStep, output: StepOutput) -> None:
         """Called with the output of each step, before its tokens are committed, or dropped because an older step failed."""
 
+    @law(_DELTAS)
     def after_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
         """Return the new tokens of all sequences; called at the end of each step, before they are counted.
 
@@ -250,6 +327,7 @@ class Stage:
         """
         return deltas
 
+    @law(_KEPT, always=True)
     def leaving(self, sequence: Sequence, leaving: Leaving) -> Claim | None:
         """Called when a sequence is preempted or ends, in whatever state, before it gives up what it holds.
 
@@ -262,9 +340,11 @@ class Stage:
         """
         return None
 
+    @tell_always
     def left(self, finished: FinishedSequence) -> None:
         """Called once for each sequence that left the engine, when its end is announced."""
 
+    @tell_always
     def failed(self, plans: Iterable[Plan], error: Exception) -> None:
         """Called when steps failed, before their sequences are computed anew.
 
@@ -281,6 +361,7 @@ class Stage:
     has_orders = False
     """Whether the executor's side has to be told something that no step has carried yet; the engine takes a last step for it."""
 
+    @law(of_type(bool), otherwise=False)
     def wants_empty_plan(self) -> bool:
         """Return whether a plan without any sequence is to be run; asked when there is one."""
         return False
@@ -288,6 +369,7 @@ class Stage:
     awaits = False
     """Whether something from outside is awaited: with nothing else to do, stepping at once would be busy waiting."""
 
+    @law(_PAUSE)
     def idle(self) -> float | None:
         """Use the time while there is no work; a request that arrives meanwhile waits until this returns.
 
@@ -326,14 +408,20 @@ _CALLED = (
 _IN_STEPS = ("before_step", "after_plan", "after_build", "received", "after_step")
 
 
+def _defines(stage: Stage, name: str) -> bool:
+    return getattr(type(stage), name) is not getattr(Stage, name)
+
+
 class Stages:
     """The moments of an engine's stages, each in the order of the stages.
 
     Args:
         stages: Those that the configuration asks for, in order.
+        guard: Returns what is called in the place of a stage: the stage itself, or its guard, whose ``end_failed`` is called in each step.
 
     Attributes:
         all: The stages.
+        called: What is called in their places.
         wants_empty_plan: The question of that name.
         idle: The same.
     """
@@ -354,13 +442,14 @@ class Stages:
     wants_empty_plan: tuple[Callable[[], bool], ...]
     idle: tuple[Callable[[], float | None], ...]
 
-    def __init__(self, stages: Iterable[Stage] = ()) -> None:
+    def __init__(self, stages: Iterable[Stage] = (), *, guard: Callable[[Stage], Any] = lambda stage: stage) -> None:
         self.all = tuple(stages)
+        self.called = tuple([guard(stage) for stage in self.all])
         self._resting: set[Stage] = set()
         self._collect(_CALLED)
         accepting = self._defining("accept")
-        self.accept = tuple([stage.accept for stage in accepting if not stage.accepts_last])
-        self.accept_last = tuple([stage.accept for stage in accepting if stage.accepts_last])
+        self.accept = tuple([one.accept for one in accepting if not one.accepts_last])
+        self.accept_last = tuple([one.accept for one in accepting if one.accepts_last])
         self._wanting, self._awaiting = self._defining("wants_step"), self._defining("awaits")
         self._ordering = self._defining("has_orders")
 
@@ -371,25 +460,29 @@ class Stages:
             self._collect(_IN_STEPS)
 
     def _collect(self, moments: Iterable[str]) -> None:
+        pairs = list(zip(self.all, self.called, strict=True))
         for moment in moments:
-            stages = [one for one in self._defining(moment) if moment not in _IN_STEPS or one not in self._resting]
-            setattr(self, moment, tuple([getattr(stage, moment) for stage in stages]))
+            calls = [one.end_failed for stage, one in pairs if one is not stage and moment == "before_step"]
+            for stage, one in pairs:
+                if _defines(stage, moment) and (moment not in _IN_STEPS or stage not in self._resting):
+                    calls.append(getattr(one, moment))
+            setattr(self, moment, tuple(calls))
 
-    def _defining(self, name: str) -> tuple[Stage, ...]:
-        """Return the stages whose class defines an attribute of its own. Pure."""
-        return tuple([stage for stage in self.all if getattr(type(stage), name) is not getattr(Stage, name)])
+    def _defining(self, name: str) -> tuple[Any, ...]:
+        """Return what is called in the place of stages whose class defines an attribute of its own. Pure."""
+        return tuple([one for stage, one in zip(self.all, self.called, strict=True) if _defines(stage, name)])
 
     @property
     def wants_step(self) -> bool:
         """Whether a step is useful although no sequence could run."""
-        return any(stage.wants_step for stage in self._wanting) or self.has_orders
+        return any(one.wants_step for one in self._wanting) or self.has_orders
 
     @property
     def has_orders(self) -> bool:
         """Whether the executor's side of a stage has to be told something."""
-        return any(stage.has_orders for stage in self._ordering)
+        return any(one.has_orders for one in self._ordering)
 
     @property
     def awaits(self) -> bool:
         """Whether a stage awaits something from outside."""
-        return any(stage.awaits for stage in self._awaiting)
+        return any(one.awaits for one in self._awaiting)

@@ -28,10 +28,12 @@ class Aside:
     Attributes:
         reason: Such as ``loading``.
         is_queued: It counts as waiting all the same.
+        num_holds: Stages that hold it back, and have to resume it.
     """
 
     reason: str
     is_queued: bool
+    num_holds: int = 1
 
 
 class EngineState:
@@ -281,26 +283,30 @@ class EngineState:
         table.num_computed_tokens[slot] = table.num_blocks[slot] = table.num_hashed_blocks[slot] = 0
         self._wait(sequence, front=True)
 
-    def set_aside(self, sequence: Sequence, reason: str, *, is_queued: bool) -> None:
+    def set_aside(self, sequence: Sequence, reason: str, *, is_queued: bool, num_holds: int = 1) -> None:
         """Let a new sequence, or one that waits, stand aside until :meth:`resume`.
 
         Args:
             sequence: It holds no row.
             reason: Why, such as ``loading``.
             is_queued: It counts as waiting all the same.
+            num_holds: Stages that hold it back: it is resumed by the last of them.
         """
         slot = sequence.slot
         if sequence.state is SequenceState.WAITING and self.waiting.remove(slot):
             self._count_waiting(slot, waits=False)
         sequence.state = SequenceState.ASIDE
-        self.aside[slot] = Aside(reason, is_queued)
+        self.aside[slot] = Aside(reason, is_queued, num_holds)
         if is_queued:
             self.num_queued_aside += 1
             self._count_waiting(slot)
 
     def resume(self, sequence: Sequence, *, front: bool) -> None:
-        """Let a sequence that stood aside wait, at the front of the queue or at its end."""
+        """Let a sequence that stood aside wait, at the front of the queue or at its end, unless another stage still holds it back."""
         slot = sequence.slot
+        if self.aside[slot].num_holds > 1:
+            self.aside[slot] = attrs.evolve(self.aside[slot], num_holds=self.aside[slot].num_holds - 1)
+            return
         aside = self._end_aside(slot)
         if aside.is_queued:
             self.table.waiting_since_s[slot] = self.clock.now_s()

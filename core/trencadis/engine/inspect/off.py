@@ -32,7 +32,10 @@ def off_metrics() -> str:
         f"{counter} {num_switched_off()}",
         f"# HELP {gauge} 1: the component is switched off at the moment.",
         f"# TYPE {gauge} gauge",
-        *(f'{gauge}{{component="{_escaped(one.component)}"}} 1' for one in switched_off()),
+        *(
+            f'{gauge}{{component="{name}"}} 1'
+            for name in dict.fromkeys(_escaped(one.component) for one in switched_off())
+        ),
     ]
     return "\n".join(lines) + "\n"
 

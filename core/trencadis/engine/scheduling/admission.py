@@ -235,6 +235,9 @@ class Admission:
         blocks = self._with_new(sequence, hit, num_new, acquires=claim is None or claim.blocks is None)
         if claim is not None:
             if not claim.begin(sequence, blocks, num_found=num_found):
+                if claim is sequence.claim:
+                    state.drop_claim(sequence)  # with the blocks that it holds
+                    blocks = blocks[num_found:] if claim.blocks is not None else blocks
                 state.blocks.release(blocks, now_s=state.clock.now_s())
                 return False
             sequence.is_provisional = claim.is_provisional
@@ -252,7 +255,10 @@ class Admission:
         state.set_aside(sequence, claim.reason, is_queued=False)
         blocks = self._with_new(sequence, hit, num_new, acquires=True)
         sequence.claim = claim
-        claim.begin(sequence, blocks, num_found=len(hit))
+        if not claim.begin(sequence, blocks, num_found=len(hit)):
+            sequence.claim = None
+            state.blocks.release(blocks, now_s=state.clock.now_s())
+            state.resume(sequence, front=True)
 
     def _with_new(self, sequence: Sequence, hit: list[int], num_new: int, *, acquires: bool) -> Int32Array:
         """Return blocks for all tokens of a sequence: found ones, of which a reference is taken unless they are held, and new ones."""
