@@ -207,7 +207,7 @@ class StageConformance:
         """An engine runs for months, and request ids never end: what grows has a bound."""
         for _ in range(3):  # what else lives in this process grows now and then
             engines = self._engine(), self._engine(is_on=False)
-            growth, usual = (growth_bytes(_serve_one(each), warm=100, num=100) for each in engines)
+            growth, usual = (growth_bytes(_serve_one(each), warm=40, num=100) for each in engines)
             if growth - usual < _MAX_GROWTH_BYTES:
                 return
         raise AssertionError(f"it grows by {growth - usual:.0f} bytes with each request")

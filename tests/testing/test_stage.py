@@ -198,7 +198,7 @@ ENGINE = ("engine_has_the_stage_under_its_name", {})
 DEFINITION = ("definition_is_complete", {})
 
 
-@pytest.mark.kept_in_ci(100)
+@pytest.mark.representatives(100)
 @pytest.mark.parametrize(
     ("definition", "test", "complaint"),
     [
