@@ -293,11 +293,6 @@ class Tokenizer:
         return TokenBytes(self._hf, self.special_token_ids)
 
     @property
-    def has_chat_template(self) -> bool:
-        """True if the model says how a conversation is written."""
-        return bool(self.chat_template)
-
-    @property
     def chat_template(self) -> str:
         """The source of the model's chat template; empty if it has none."""
         template = getattr(self._hf, "chat_template", None) or ""

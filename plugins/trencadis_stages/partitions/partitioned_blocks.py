@@ -107,10 +107,6 @@ class PartitionedBlocks(BlockManager):
         if len(blocks):
             self._of(blocks).register_chain(blocks, hashes, start=start, salt=salt, now_s=now_s)
 
-    def register(self, block: int, block_hash: bytes, *, depth: int) -> bool:
-        """Make a block findable for sequences of its partition."""
-        return self._of([block]).register(block, block_hash, depth=depth)
-
     def reset_cache(self) -> int:
         """Forget every hash and free every cached block; returns how many were freed."""
         return sum(part.reset_cache() for part in self._parts)

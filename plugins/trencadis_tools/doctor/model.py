@@ -138,7 +138,7 @@ def _check_tokenizer(found: Findings, config: Config) -> Tokenizer:
     )
     if not tokenizer.has_text:
         found.ok("tokenizer: none, as configured: prompts are token ids")
-    elif tokenizer.has_chat_template:
+    elif tokenizer.chat_template:
         found.ok(f"tokenizer: {tokenizer.vocab_size} tokens, with a chat template")
     else:
         found.warn(

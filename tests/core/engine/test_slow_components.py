@@ -61,7 +61,7 @@ METHODS = ("split", "on_added", "on_free", "bucket_for")
 
 
 def num_quarantined(engine: Any) -> int:
-    guards = engine._policy, engine._state.blocks._eviction, engine._builder.passes._bucketing
+    guards = engine._policy, engine._state.blocks.eviction, engine._builder.passes._bucketing
     return sum(guard.num_quarantined for guard in guards)
 
 

@@ -68,7 +68,7 @@ def test_what_the_template_refuses_is_said_in_its_own_words(tokenizer: Tokenizer
 
 
 def test_a_model_without_template_says_that_it_cannot_chat(without_template: Tokenizer) -> None:
-    assert not without_template.has_chat_template
+    assert not without_template.chat_template
     with pytest.raises(InvalidRequestError, match="no chat template"):
         encode_chat(without_template, HELLO)
 

@@ -74,7 +74,6 @@ def check_same(first: Tokenizer, second: Tokenizer) -> None:
             "eos_token_id",
             "bos_token_id",
             "opening",
-            "has_chat_template",
             "next_token",
         ),
         *("chat_template", "special_tokens", "control_tokens", "writes_chats", "byte_table"),

@@ -22,7 +22,7 @@ from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.errors import InternalError
 from trencadis.records import Int32Array
 
-__all__ = ["BlockManager", "BlockSnapshot", "Change"]
+__all__ = ["BlockManager", "BlockSnapshot", "Change", "repeat"]
 
 Change = tuple[str, int, Sequence[Any]]
 """A call that changed a :class:`BlockManager`: its method, how many blocks it was about, and its arguments; none is changed later."""
@@ -71,10 +71,11 @@ class BlockManager:
 
     Attributes:
         ref_counts: References of each block by its id, int32.
+        eviction: The policy.
         num_free: Blocks whose content is not kept.
         num_available: Blocks that can be allocated now: free and cached ones.
         on_change: Each is called for every hash that becomes findable or ceases to be.
-        journal: Called for each change, so that it can be made again with :meth:`repeat`; None: nothing follows.
+        journal: Called for each change, so that it can be made again with :func:`repeat`; None: nothing follows.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class BlockManager:
         self.on_change: list[Callable[[bytes], None]] = []
         self.journal: Callable[[Change], None] | None = None
         self._changed: list[bytes] | None = None
-        self._eviction = eviction
+        self.eviction = eviction
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._depth_of: dict[int, int] = {}
@@ -158,8 +159,8 @@ class BlockManager:
         if woken:
             self._cached.difference_update(woken)
             self.num_available -= len(woken)
-            self._eviction.on_hit(woken, now_s=now_s)
-        if self._eviction.wants_uses:
+            self.eviction.on_hit(woken, now_s=now_s)
+        if self.eviction.wants_uses:
             self._tell_use(blocks, salt=salt, now_s=now_s)
         self.ref_counts[np.asarray(blocks, np.int32)] += 1
 
@@ -184,7 +185,7 @@ class BlockManager:
             kept.reverse()  # the tail goes first: a block is useless without those before it
             self._cached.update(kept)
             self.num_available += len(kept)
-            self._eviction.on_free(kept, depths=[self._depth_of[block] for block in kept], now_s=now_s)
+            self.eviction.on_free(kept, depths=[self._depth_of[block] for block in kept], now_s=now_s)
             idle = np.array([block for block in idle.tolist() if block not in hash_of], np.int32)
         self.num_available += len(idle)
         self._push(idle)
@@ -218,14 +219,8 @@ class BlockManager:
                 if depth:
                     self._succeed(previous, block_hash)
             previous = block_hash
-        if known and self._eviction.wants_uses:
+        if known and self.eviction.wants_uses:
             self._tell_use(known, salt=salt, now_s=now_s)
-
-    def register(self, block: int, block_hash: bytes, *, depth: int) -> bool:
-        """Make a used, full, committed block findable; False if its content is cached under another block already."""
-        if (journal := self.journal) is not None:
-            journal(("_register", 1, (block, block_hash, depth)))
-        return self._register(block, block_hash, depth)
 
     def _register(self, block: int, block_hash: bytes, depth: int) -> bool:
         if block_hash in self._block_of or block in self._hash_of:
@@ -242,7 +237,7 @@ class BlockManager:
         cached = sorted(self._cached)
         if (journal := self.journal) is not None:
             journal(("reset_cache", len(self._hash_of), ()))
-        self._eviction.forget(cached)
+        self.eviction.forget(cached)
         self._cached.clear()
         for call in self.on_change:
             for block_hash in self._block_of:
@@ -277,17 +272,12 @@ class BlockManager:
             self._swap_hashes(source, target)
         self._cached.difference_update(moved)
         self._cached.update(to[block] for block in moved)
-        self._eviction.swap(to.items())
+        self.eviction.swap(to.items())
 
     @property
     def parts(self) -> Sequence[BlockManager]:
         """The parts that have blocks of their own: this one."""
         return (self,)
-
-    @property
-    def eviction(self) -> GuardedEviction:
-        """The policy."""
-        return self._eviction
 
     def copy_state(self) -> dict[str, Any]:
         """Return copies of what is kept here; O(blocks), in C code."""
@@ -311,25 +301,6 @@ class BlockManager:
         for block_hash, previous in values["previous"].items():
             self._succeed(previous, block_hash)
         self._cached = {block for block in self._hash_of if not self.ref_counts[block]}
-
-    def repeat(self, change: Change) -> None:
-        """Make a change that another manager's :attr:`journal` was told of.
-
-        Raises:
-            InternalError: This one evicts other blocks, or cannot make it.
-        """
-        name, _, arguments = change
-        if name == "allocate":
-            num_blocks, *taken = arguments
-            found = self.allocate(num_blocks).tolist()
-            if taken and taken[0] != found:
-                raise InternalError(f"blocks {found} were taken, not {taken[0]}")
-        elif name == "acquire":
-            self.acquire(arguments[0], now_s=arguments[1], salt=arguments[2])
-        elif name == "release":
-            self.release(arguments[0], now_s=arguments[1])
-        else:
-            getattr(self, name)(*arguments)
 
     def inspect(self) -> BlockSnapshot:
         """Return a copy of what is kept here, for tests and debuggers."""
@@ -355,7 +326,7 @@ class BlockManager:
 
     def _evict(self, num_blocks: int) -> None:
         """Free ``num_blocks`` blocks that the policy chooses, and with each what could only be found through it."""
-        evicted = self._eviction.victims(num_blocks, candidates=self._cached)
+        evicted = self.eviction.victims(num_blocks, candidates=self._cached)
         descendants = [block_hash for block in evicted for block_hash in self._lose(block)]
         unfit = []
         while descendants:
@@ -366,7 +337,7 @@ class BlockManager:
             if self.ref_counts[block] == 0:  # else a sequence reads it, and frees it when it ends
                 unfit.append(block)
         if unfit:
-            self._eviction.forget(unfit)
+            self.eviction.forget(unfit)
         self._cached.difference_update(evicted, unfit)
         self._push(np.array(evicted + unfit, np.int32))
 
@@ -397,8 +368,28 @@ class BlockManager:
     def _tell_use(self, blocks: Sequence[int], *, salt: str, now_s: float) -> None:
         keys = [self._hash_of[block] for block in blocks]
         depths = [self._depth_of[block] for block in blocks]
-        self._eviction.on_use(blocks, keys=keys, depths=depths, salt=salt, now_s=now_s)
+        self.eviction.on_use(blocks, keys=keys, depths=depths, salt=salt, now_s=now_s)
 
     def _push(self, blocks: Int32Array) -> None:
         self._stack[self.num_free : self.num_free + len(blocks)] = blocks
         self.num_free += len(blocks)
+
+
+def repeat(blocks: BlockManager, change: Change) -> None:
+    """Make a change that another manager's ``journal`` was told of.
+
+    Raises:
+        InternalError: This one evicts other blocks, or cannot make it.
+    """
+    name, _, arguments = change
+    if name == "allocate":
+        num_blocks, *taken = arguments
+        found = blocks.allocate(num_blocks).tolist()
+        if taken and taken[0] != found:
+            raise InternalError(f"blocks {found} were taken, not {taken[0]}")
+    elif name == "acquire":
+        blocks.acquire(arguments[0], now_s=arguments[1], salt=arguments[2])
+    elif name == "release":
+        blocks.release(arguments[0], now_s=arguments[1])
+    else:
+        getattr(blocks, name)(*arguments)

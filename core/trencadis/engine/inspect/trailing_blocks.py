@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trencadis.engine.cache.block_manager import BlockManager, Change
+from trencadis.engine.cache.block_manager import BlockManager, Change, repeat
 from trencadis.engine.inspect.policy_memory import PolicyMemory
 from trencadis.errors import ContractError
 from trencadis.faults import as_words, reraise_interrupt
@@ -124,7 +124,7 @@ class TrailingBlocks:
             while self._changes and self._num_applied < target and self.num_repeated < last:
                 number, change = self._changes.popleft()
                 self._num_applied += 1
-                self._replicas[number].repeat(change)
+                repeat(self._replicas[number], change)
                 self.num_repeated += max(1, change[1])
         except BaseException as error:
             reraise_interrupt(error)

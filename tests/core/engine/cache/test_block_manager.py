@@ -19,6 +19,10 @@ def manager(num_blocks: int = 4) -> BlockManager:
     return BlockManager(num_blocks=num_blocks, eviction=GuardedEviction("eviction", OldestFirst()))
 
 
+def register(blocks: BlockManager, block: int, block_hash: bytes) -> None:
+    blocks.register_chain([block], [block_hash], start=0, salt="", now_s=0.0)
+
+
 def test_allocated_blocks_are_distinct_and_counted_as_used() -> None:
     blocks = manager()
     taken = blocks.allocate(3)
@@ -36,7 +40,7 @@ def test_more_than_available_is_an_internal_error() -> None:
 def test_release_frees_blocks_without_hash_and_keeps_those_with_one() -> None:
     blocks = manager()
     taken = blocks.allocate(2)
-    blocks.register(int(taken[0]), b"head", depth=0)
+    register(blocks, int(taken[0]), b"head")
     blocks.release(taken, now_s=0.0)
     assert (blocks.num_free, blocks.num_cached, blocks.num_used) == (3, 1, 0)
     assert blocks.longest_hit([b"head", b"tail"]) == [int(taken[0])]
@@ -53,7 +57,7 @@ def test_block_released_too_often_is_an_internal_error() -> None:
 def test_shared_block_stays_until_the_last_holder_lets_go() -> None:
     blocks = manager()
     taken = blocks.allocate(1)
-    blocks.register(int(taken[0]), b"h", depth=0)
+    register(blocks, int(taken[0]), b"h")
     blocks.acquire(taken.tolist(), now_s=0.0)
     blocks.release(taken, now_s=0.0)
     assert blocks.num_used == 1
@@ -64,8 +68,7 @@ def test_shared_block_stays_until_the_last_holder_lets_go() -> None:
 def test_tail_of_a_chain_is_evicted_before_its_head() -> None:
     blocks = manager()
     taken = blocks.allocate(4)
-    for depth, block in enumerate(taken.tolist()):
-        blocks.register(block, bytes([depth]), depth=depth)
+    blocks.register_chain(taken.tolist(), [bytes([depth]) for depth in range(4)], start=0, salt="", now_s=0.0)
     blocks.release(taken, now_s=0.0)
     blocks.allocate(2)
     assert blocks.longest_hit([bytes([depth]) for depth in range(4)]) == taken[:2].tolist()
@@ -74,8 +77,8 @@ def test_tail_of_a_chain_is_evicted_before_its_head() -> None:
 def test_hit_takes_a_block_out_of_the_candidates() -> None:
     blocks = manager(2)
     taken = blocks.allocate(2)
-    blocks.register(int(taken[0]), b"a", depth=0)
-    blocks.register(int(taken[1]), b"b", depth=0)
+    register(blocks, int(taken[0]), b"a")
+    register(blocks, int(taken[1]), b"b")
     blocks.release(taken, now_s=0.0)
     blocks.acquire([int(taken[1])], now_s=0.0)
     assert blocks.allocate(1).tolist() == [int(taken[0])]
@@ -85,8 +88,9 @@ def test_hit_takes_a_block_out_of_the_candidates() -> None:
 def test_same_content_is_kept_once() -> None:
     blocks = manager()
     taken = blocks.allocate(2)
-    assert blocks.register(int(taken[0]), b"same", depth=0)
-    assert not blocks.register(int(taken[1]), b"same", depth=0)
+    for block in taken.tolist():
+        register(blocks, block, b"same")
+    assert blocks.inspect().hashes == {int(taken[0]): b"same"}
     blocks.release(taken, now_s=0.0)
     assert (blocks.num_free, blocks.num_cached) == (3, 1)
 
@@ -95,7 +99,7 @@ def test_reset_frees_every_cached_block_and_leaves_used_ones() -> None:
     blocks = manager()
     taken = blocks.allocate(3)
     for block in taken.tolist():
-        blocks.register(block, bytes([block]), depth=0)
+        register(blocks, block, bytes([block]))
     blocks.release(taken[:2], now_s=0.0)
     assert blocks.reset_cache() == 2
     assert (blocks.num_free, blocks.num_cached, blocks.num_used) == (3, 0, 1)
@@ -316,7 +320,7 @@ def test_swaps_carry_contents_hashes_and_counts_along(moves: list[tuple[str, int
             content[block] = number
             held.append((block, number))
             if pick % 2:
-                blocks.register(block, str(number).encode(), depth=pick)
+                register(blocks, block, str(number).encode())
         elif kind == "give" and held:
             block, _ = held.pop(pick % len(held))
             blocks.release(np.array([block], np.int32), now_s=0.0)
@@ -351,15 +355,15 @@ def test_swaps_carry_contents_hashes_and_counts_along(moves: list[tuple[str, int
 def test_changes_are_what_became_findable_and_what_ceased_to_be() -> None:
     blocks = manager()
     taken = blocks.allocate(3)
-    blocks.register(int(taken[0]), b"a", depth=0)
+    register(blocks, int(taken[0]), b"a")
     assert blocks.take_changes() == ([b"a"], [])  # the first time all that is there
-    blocks.register(int(taken[1]), b"b", depth=0)
-    blocks.register(int(taken[2]), b"c", depth=0)
+    register(blocks, int(taken[1]), b"b")
+    register(blocks, int(taken[2]), b"c")
     assert blocks.take_changes() == ([b"b", b"c"], [])
     blocks.release(taken, now_s=0.0)
     assert blocks.take_changes() == ([], [])
     again = blocks.allocate(2)  # one is free, and one is evicted
-    blocks.register(int(again[0]), b"d", depth=0)
+    register(blocks, int(again[0]), b"d")
     added, removed = blocks.take_changes()
     assert (added, len(removed)) == ([b"d"], 1)
     blocks.reset_cache()

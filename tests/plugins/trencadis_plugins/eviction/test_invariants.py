@@ -121,7 +121,7 @@ def test_engine_that_evicts_gives_the_same_text_and_finds_prefixes(name: str) ->
         assert drain(engine)[str(number)].token_ids.tolist() == fake_text(prompt, 8)
         assert broken_invariants(engine) == []
     assert engine.totals.num_prompt_tokens_cached > 100
-    assert engine._state.blocks._eviction.strategy is policy
+    assert engine._state.blocks.eviction.strategy is policy
 
 
 @pytest.mark.representatives(2)

@@ -71,7 +71,7 @@ def test_changes_of_all_partitions_are_told_and_a_hash_is_lost_when_none_has_it(
     assert blocks.take_changes() == ([], [])
     taken = [part.allocate(1) for part in blocks.parts]
     for one in taken:
-        assert blocks.register(int(one[0]), b"same", depth=0)
+        blocks.register_chain(one.tolist(), [b"same"], start=0, salt="", now_s=0.0)
     assert blocks.take_changes() == ([b"same"], [])
     blocks.release(taken[0], now_s=0.0)
     blocks.parts[0].allocate(SIZE)  # evicts it there
