@@ -36,7 +36,6 @@ ENGINE_ROOMS: tuple[tuple[str, ...], ...] = (
         "batching",
         "speculation",
         "transfer",
-        "embedding",
         "preparations",
         "request_validation",
         "sampling",
@@ -87,7 +86,7 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "tenants": Feature(r"tenant"),
     "preparation, embedding, deferred warm-up": Feature(
-        r"preparation|compiling|[Ee]mbed|background|deferred|behind_step", ("embedding.py",)
+        r"preparation|compiling|[Ee]mbed|background|deferred|behind_step"
     ),
     "defragmenter": Feature(r"[Dd]efrag"),
 }

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from trencadis.engine.build import build_engine
     from trencadis.engine.cache.guarded import GuardedEviction
     from trencadis.engine.cache.hashing import BlockHasher
-    from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
     from trencadis.engine.guard import Guarded
     from trencadis.engine.inspect.flight_recorder import FlightRecorder
     from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
     from trencadis.engine.request_check import check_request
+    from trencadis.engine.stage import AnyEngine
     from trencadis.failure_costs import FailureCosts
     from trencadis.log import configure_logging, loading_level, log_levels
     from trencadis.records import EngineTotals
@@ -105,6 +105,7 @@ _HOMES = {
     "Abort": "client.dispatcher",
     "ActivityReading": "activity",
     "ActivityView": "activity",
+    "AnyEngine": "engine.stage",
     "BlockHasher": "engine.cache.hashing",
     "Builder": "registry.building",
     "Choice": "registry",
@@ -115,7 +116,6 @@ _HOMES = {
     "ControlRequest": "client.dispatcher",
     "Detokenizer": "text",
     "Embed": "client.dispatcher",
-    "EmbeddingEngine": "engine.embedding",
     "Engine": "engine.engine",
     "EngineClient": "client.engine_client",
     "EnginePhase": "activity",
@@ -205,6 +205,7 @@ __all__ = [
     "Abort",
     "ActivityReading",
     "ActivityView",
+    "AnyEngine",
     "BlockHasher",
     "Builder",
     "Choice",
@@ -215,7 +216,6 @@ __all__ = [
     "ControlRequest",
     "Detokenizer",
     "Embed",
-    "EmbeddingEngine",
     "Engine",
     "EngineClient",
     "EnginePhase",

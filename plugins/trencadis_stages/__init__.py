@@ -44,6 +44,18 @@ def _make_deferred_warm_up(makings: Any) -> Any:
     return make_deferred_warm_up(makings)
 
 
+def _make_embedding(_: Any) -> Any:
+    from trencadis_stages.embedding.stage import EmbeddingStage
+
+    return EmbeddingStage()
+
+
+def _make_embedding_engine(parts: Any) -> Any:
+    from trencadis_stages.embedding.engine import EmbeddingEngine
+
+    return EmbeddingEngine(parts)
+
+
 def _make_preparation(makings: Any) -> Any:
     from trencadis_stages.preparation.preparation import Preparation
 
@@ -89,7 +101,7 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         name="transfer",
         make=_make_transfer,
         summary="Looks up, loads and saves KV by the KV connector.",
-        before=frozenset({"tenants"}),
+        before=frozenset({"embedding", "tenants"}),
     )
     yield StageDefinition(
         name="tenants",
@@ -115,9 +127,16 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         when=lambda config: config.engine.warmup,
     )
     yield StageDefinition(
+        name="embedding",
+        make=_make_embedding,
+        make_engine=_make_embedding_engine,
+        summary="Embeds texts beside the steps of requests that generate.",
+    )
+    yield StageDefinition(
         name="preparation",
         make=_make_preparation,
         summary="Lets a request wait for its sampler, such as for a grammar.",
+        before=frozenset({"embedding"}),
     )
     yield StageDefinition(
         name="explain",

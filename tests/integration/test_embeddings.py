@@ -11,17 +11,17 @@ import torch
 from trencadis.config import Config
 from trencadis.config.schema import CacheConfig, EmbeddingConfig, EngineConfig, ModelConfig
 from trencadis.engine.build import build_engine
-from trencadis.engine.embedding import EmbeddingEngine
 from trencadis.records import EmbeddingRequest, Request, SamplingParams
 from trencadis.registry import Registry
 from trencadis.text import load_tokenizer, resolve_model_path
+from trencadis_stages.embedding.engine import EmbeddingEngine
 
 TEXTS = ("Alice was beginning to get very tired", "a", "The Rabbit took a watch out of its pocket. " * 12)
 
 
 def embed(engine, tokenizer, texts=TEXTS):
     for index, text in enumerate(texts):
-        engine.embed(EmbeddingRequest(request_id=str(index), token_ids=tokenizer.encode(text)))
+        engine.take(EmbeddingRequest(request_id=str(index), token_ids=tokenizer.encode(text)))
     found = {}
     while engine.has_work:
         found.update((one.request_id, one) for one in engine.step().embeddings)
@@ -69,7 +69,7 @@ def test_the_demo_generates_the_same_tokens_while_it_embeds():
     try:
         alone = generated()
         for index, text in enumerate(TEXTS):
-            engine.embed(EmbeddingRequest(request_id=f"text {index}", token_ids=tokenizer.encode(text)))
+            engine.take(EmbeddingRequest(request_id=f"text {index}", token_ids=tokenizer.encode(text)))
         assert generated() == alone
         found = embed(engine, tokenizer)
     finally:

@@ -25,8 +25,7 @@ from trencadis.records import (
 )
 
 if TYPE_CHECKING:
-    from trencadis.engine.embedding import EmbeddingEngine
-    from trencadis.engine.engine import Engine
+    from trencadis.engine.stage import AnyEngine
 
 __all__ = ["NO_OUTPUTS", "EngineClient", "LocalEngineClient", "StepOutputs", "step_outputs"]
 
@@ -206,7 +205,7 @@ class LocalEngineClient(EngineClient):
         engine: The engine.
     """
 
-    def __init__(self, engine: Engine | EmbeddingEngine) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         self.engine = engine
         self.model = engine.model
         self.max_model_len = engine.max_model_len
@@ -228,7 +227,7 @@ class LocalEngineClient(EngineClient):
 
     def embed(self, request: EmbeddingRequest) -> None:
         """Queue a text."""
-        self.engine.embed(request)
+        self.engine.take(request)
 
     @property
     def has_work(self) -> bool:

@@ -24,25 +24,24 @@ from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.cache_size import limits_of, limits_of_part, longest_sequence, size_cache, without_sharing
 from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.cache.hashing import BlockHasher, compatibility_of
-from trencadis.engine.embedding import EmbeddingEngine, EmbeddingQueue
+from trencadis.engine.commit.recovery import restart_ranks
 from trencadis.engine.engine import Engine
 from trencadis.engine.guard import Guarded
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
+from trencadis.engine.inspect.off import off_metrics, off_table
 from trencadis.engine.layout_support import check_layout
-from trencadis.engine.parts import EmbeddingParts, Parts, make_embedding_parts, make_parts, make_stages
+from trencadis.engine.parts import CommonParts, Parts, make_bare_parts, make_parts, make_stages
 from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.speculation.components import check_speculation, make_drafting, with_drafter
-from trencadis.engine.stage import EngineKinds, Stage
+from trencadis.engine.stage import AnyEngine, BareParts, EngineKinds, Stage
 from trencadis.engine.state import EngineState
-from trencadis.errors import (
-    TrencadisError,
-)
+from trencadis.errors import PluginError, TrencadisError
 from trencadis.faults import reraise_interrupt
 from trencadis.interfaces import (
     AllocationPlan,
@@ -62,7 +61,7 @@ from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.startup import LEDGER, end_start, is_own_process, rare_collections, release_freed
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
 
-__all__ = ["build_engine", "component_context", "compose_embedding_engine", "compose_engine"]
+__all__ = ["build_engine", "component_context", "compose_bare_engine", "compose_engine"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -77,10 +76,10 @@ def build_engine(
     progress: Callable[[int, int], None] | None = None,
     executor: Executor | None = None,
     kind: type[Engine] = Engine,
-) -> Engine | EmbeddingEngine:
+) -> AnyEngine:
     """Resolve the configured components, load the model, and return an engine that is ready for requests.
 
-    What the model is decides which: an encoder, which generates nothing, gets an :class:`EmbeddingEngine`.
+    A stage makes the engine of a model that generates nothing, such as an encoder.
 
     Args:
         config: The configuration.
@@ -118,7 +117,7 @@ def _build(
     executor: Executor | None,
     kind: type[Engine],
     phases: Phases,
-) -> Engine | EmbeddingEngine:
+) -> AnyEngine:
     registry.hooks.configure(config)
     plan = resolve_plan(config, registry)
     for choice in plan.choices.values():
@@ -136,14 +135,14 @@ def _build(
         LEDGER.begin("imports")
         ACTIVITY.begin_part("imports")  # the longest of what comes before the backend names its own
         model = builder.start(executor, _source(config), functools.partial(make_sampler, builder))
-        engine: Engine | EmbeddingEngine
+        engine: AnyEngine
         phases.begin("strategies")
         if model.generates:
             parts = make_parts(builder, executor, model, shared_prefixes=read_prefixes(config))
             phases.begin("cache and warm-up")
             engine = compose_engine(config, parts, clock=clock, progress=progress, kind=kind)
         else:
-            engine = compose_embedding_engine(config, make_embedding_parts(builder, executor, model), clock=clock)
+            engine = compose_bare_engine(config, make_bare_parts(builder, executor, model), clock=clock)
     except BaseException as error:
         with contextlib.suppress(Exception):  # what went wrong first is reported
             executor.close()
@@ -192,7 +191,7 @@ def _source(config: Config) -> ModelSource:
     )
 
 
-def _watched(config: Config, parts: EmbeddingParts, clock: Clock) -> Observers:
+def _watched(config: Config, parts: CommonParts, clock: Clock) -> Observers:
     return Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms, kept=parts.kept_observers)
 
 
@@ -264,12 +263,6 @@ def compose_engine(
         config=config,
         limits=limits,
         stages=stages,
-        embeddings=EmbeddingQueue(
-            executor,
-            parts.model,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        ),
         model=parts.model,
         depth=kinds.depth,
         administration=administration,
@@ -360,26 +353,48 @@ def _warm_up(
     return warmed
 
 
-def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Clock | None = None) -> EmbeddingEngine:
-    """Put the engine of an encoder together; there is no cache to size and nothing to warm up.
+def compose_bare_engine(config: Config, parts: CommonParts, *, clock: Clock | None = None) -> AnyEngine:
+    """Have a stage make the engine of a model that generates nothing; there is no cache to size and nothing to warm up.
 
     Args:
         config: Tables ``engine`` and ``model`` are read.
-        parts: The executor and who watches.
+        parts: The executor, who watches, and the stages.
         clock: The system's if none is given.
 
     Raises:
         ConfigValueError: ``model.max_model_len`` exceeds the model's own.
+        PluginError: No stage serves such a model.
     """
-    return EmbeddingEngine(
-        executor=parts.executor,
-        observers=_watched(config, parts, clock or SystemClock()),
-        model=parts.model,
-        max_model_len=longest_sequence(config, parts.model),
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        plan_hash=parts.plan_hash,
-        on_close=parts.on_close,
+    executor, model = parts.executor, parts.model
+    observers = _watched(config, parts, clock or SystemClock())
+    makers = [one.definition.make_engine for one in parts.stages if one.definition.make_engine is not None]
+    if not makers:
+        raise PluginError(
+            f"{model.architecture} generates nothing, and no stage serves such a model.",
+            hint="Install trencadis again, or name a model that generates in model.path.",
+        )
+
+    def close() -> None:
+        observers.close()
+        try:
+            parts.on_close()
+        finally:
+            executor.close()
+
+    engine: AnyEngine = makers[0](
+        BareParts(
+            config=config,
+            executor=executor,
+            model=model,
+            max_model_len=longest_sequence(config, model),
+            plan_hash=parts.plan_hash,
+            metrics=lambda: observers.metrics() + off_metrics(),
+            switched_off=off_table,
+            restart=functools.partial(restart_ranks, executor),
+            close=close,
+        )
     )
+    return engine
 
 
 def _allocation(config: Config, limits: BucketLimits, parts: Parts, stages: Sequence[Stage]) -> AllocationPlan:

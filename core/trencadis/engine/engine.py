@@ -6,7 +6,6 @@
 
 With ``depth`` 2 step n+1 is planned and submitted while step n runs, with more so many steps; with depth 1 nothing overlaps. The code is the
 same.
-Texts to embed run beside the steps, a micro-batch each.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from trencadis.engine.batching.passes import BatchBuilder
 from trencadis.engine.commit.committer import Committer, StopCheck
 from trencadis.engine.commit.output_check import FailedStep, OutputCheck
 from trencadis.engine.commit.recovery import Recovery, restart_ranks
-from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.guarded_stage import guarded
 from trencadis.engine.inspect.accounting import Accounting
 from trencadis.engine.inspect.administration import Administration
@@ -59,8 +57,6 @@ from trencadis.interfaces import Executor
 from trencadis.interfaces.restorable import Restorable
 from trencadis.records import (
     BucketLimits,
-    Embedding,
-    EmbeddingRequest,
     EngineLoad,
     FinishedSequence,
     FinishReason,
@@ -112,7 +108,6 @@ class Engine:
         limits: BucketLimits,
         observers: Observers,
         drafting: Drafting,
-        embeddings: EmbeddingQueue,
         model: ModelFacts,
         depth: int,
         administration: Administration | None = None,
@@ -136,10 +131,9 @@ class Engine:
         self._executor = executor
         self._observers = observers
         self._drafting = drafting
-        self._embeddings = embeddings
         self._administration = administration or Administration(state, policy)
         self._recovery = Recovery(state)
-        self._validator = RequestValidator(state, policy, embeddings, model, check_params, is_portable)
+        self._validator = RequestValidator(state, policy, model, check_params, is_portable)
         self._depth = depth
         self._time = state.clock
         self._clock: Clock = state.clock.source
@@ -197,6 +191,7 @@ class Engine:
         asks = self._stages.wants_empty_plan
         if asks:
             scheduler.wants_step = lambda: any(ask() for ask in asks)
+        self._takes = {kind: take for stage in stages for kind, take in stage.takes.items()}
         self._answers = {question: answer for stage in stages for question, answer in stage.answers.items()}
 
     def _wake_owner(self) -> None:
@@ -240,27 +235,34 @@ class Engine:
             self._end_everything(error)
         return slot
 
-    def embed(self, request: EmbeddingRequest) -> None:
-        """Queue a text; its vector comes in ``TokenDeltas.embeddings`` of a later step.
+    def take(self, request: Any) -> None:
+        """Queue a request of another kind, which a stage serves; what becomes of it comes with a later step.
 
         Raises:
-            InvalidRequestError: The model cannot embed, an empty text, a token id outside the vocabulary, or an id that is live.
-            PromptTooLongError: The model takes no text that long.
+            RequestError: The stage refuses it.
+            InvalidRequestError: No stage serves this kind.
         """
-        if request.request_id in self._state.slot_of:
-            raise InvalidRequestError(
-                f"request {request.request_id!r} is live already.", hint="Choose another request id."
-            )
-        self._embeddings.add(request)
+        queue = self._takes.get(type(request))
+        if queue is None:
+            raise InvalidRequestError(f"no stage of this engine serves a {type(request).__name__}.")
+        try:
+            queue(request)
+        except RequestError:
+            raise
+        except Exception as error:
+            said = f"a {type(request).__name__} was refused: its stage raised {as_words(error)}."
+            self._faults.say("take", said, error=error)
+            raise RequestRefusedError(said) from error
 
     def abort(self, request_id: str) -> FinishedSequence | None:
         """End a request at once, whatever its state.
 
         Returns:
-            Its sequence; None if there is no such request, or if it was a text that waits to be embedded: that is forgotten.
+            Its sequence; None if there is no such request, or if it is of a kind that a stage serves: it is forgotten.
         """
-        if self._embeddings.drop(request_id):
-            return None
+        for drop in self._stages.drop:
+            if drop(request_id):
+                return None
         return self._end(request_id, FinishReason.ABORT)
 
     def stop(self, request_id: str) -> FinishedSequence | None:
@@ -289,8 +291,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while a step can change anything."""
-        sequences = self._in_flight or self._ended or self._state.slot_of or self._stages.wants_step
-        return bool(sequences or self._embeddings)
+        return bool(self._in_flight or self._ended or self._state.slot_of or self._stages.wants_step)
 
     @property
     def is_stalled(self) -> bool:
@@ -304,7 +305,7 @@ class Engine:
         )
         could_run = state.running.size and not self.is_paused
         computes = any(step.plan.num_tokens for step in self._in_flight)
-        return bool(awaits and not computes and not could_run and not self._embeddings)
+        return bool(awaits and not computes and not could_run and not self._stages.are_busy)
 
     @property
     def num_running(self) -> int:
@@ -319,30 +320,24 @@ class Engine:
     # --------------------------------------------------------------------------------------------------- steps
 
     def step(self) -> TokenDeltas:
-        """Embed a micro-batch, submit what can be submitted, wait for the oldest step in flight, and commit it.
+        """Submit what can be submitted, wait for the oldest step in flight, and commit it.
 
         Returns:
-            New tokens, finished sequences and embeddings; empty if there was nothing to do.
+            New tokens, finished sequences and what stages add; empty if there was nothing to do.
 
         Raises:
             InternalError: An invariant does not hold.
         """
-        for act in self._stages.before_step:
-            act()
-        embedded: tuple[Embedding, ...] = ()
-        texts = self._embeddings
-        if texts.waiting or texts.suspects or texts.done:
-            try:
-                embedded = texts.run(is_alone=not self._state.slot_of)
-            except RanksLostError as error:
-                if self._recorder is not None:
-                    self._recorder.obstacle("ranks were lost while a text was embedded")
-                for failed in self._stages.failed:
-                    failed((), error)
-                self._ranks_lost((), error)
+        try:
+            for act in self._stages.before_step:
+                act()
+        except RanksLostError as error:
+            for failed in self._stages.failed:
+                failed((), error)
+            self._ranks_lost((), error)
         while not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
             pass
-        return self._commit_oldest(embedded)
+        return self._commit_oldest()
 
     def work_ahead(self) -> float | None:
         """Let stages use idle time. A request that arrives meanwhile waits for it.
@@ -469,7 +464,6 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        self._embeddings.clear()
         for request_id in list(self._state.slot_of):
             self.abort(request_id)
         while self._in_flight:
@@ -493,11 +487,11 @@ class Engine:
                 if self._stages.has_orders and self._submit_next() and self._in_flight:
                     self._drain_one()
 
-    def _commit_oldest(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
+    def _commit_oldest(self) -> TokenDeltas:
         """Wait for the oldest step in flight and commit it; the deltas of all requests, remote prefills included."""
         if not self._in_flight:
             self._watch_progress()
-            return self._end_step(None, None, self._announce_all(_NOTHING, embedded))
+            return self._end_step(None, None, self._announce_all(_NOTHING))
         step = self._in_flight.popleft()
         plan = step.plan
         if plan.num_tokens:
@@ -511,7 +505,7 @@ class Engine:
             output = self._outputs.output_of(step)
         except Exception as error:
             self._step_failed(plan, error)
-            return self._end_step(None, None, self._announce_all(_NOTHING, embedded))
+            return self._end_step(None, None, self._announce_all(_NOTHING))
         start_s = self._time.held_s = self._clock.now_s()
         ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else start_s - wait_s)
         for received in self._stages.received:
@@ -521,8 +515,8 @@ class Engine:
             self._recovery.step_done(plan)
         if self._drafting.is_on:
             self._drafting.verified(plan, output)
-        if embedded or deltas.finished or self._ended:
-            deltas = self._announce_all(deltas, embedded)
+        if deltas.finished or self._ended:
+            deltas = self._announce_all(deltas)
         end_s = self._clock.now_s()
         commit_s = end_s - start_s
         self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
@@ -636,12 +630,12 @@ class Engine:
         self._announce(finished)
         return finished
 
-    def _announce_all(self, deltas: TokenDeltas, embedded: tuple[Embedding, ...]) -> TokenDeltas:
-        """Add embeddings and sequences that ended outside a commit, and announce all that ended."""
-        if self._ended or embedded:
+    def _announce_all(self, deltas: TokenDeltas) -> TokenDeltas:
+        """Add sequences that ended outside a commit, and announce all that ended."""
+        if self._ended:
             ended = tuple(self._ended)
             self._ended.clear()
-            deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended), embeddings=embedded)
+            deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended))
         for finished in deltas.finished:
             self._announce(finished)
         return deltas

@@ -28,6 +28,7 @@ from trencadis.errors import (
     BackendError,
     ContractError,
     PluginError,
+    RanksLostError,
     RequestError,
     RequestRefusedError,
     StepFailedError,
@@ -52,6 +53,7 @@ _MEANS: Final = {
     "after_step": "tokens are shown as they were",
     "leaving": "nothing is kept of the sequence",
 }
+_MEANT: Final[Mapping[str, type[Exception]]] = {"after_build": BackendError, "before_step": RanksLostError}
 _GONE: Final = Claim()
 _GONE.when = When.GONE
 _STEP_MOMENTS: Final = frozenset({"after_plan", "after_build", "received", "after_step"})
@@ -167,8 +169,8 @@ class StageGuard(Guard[Stage]):
         method = rule.method
         if method == "accept" and isinstance(error, RequestError):
             raise error  # its answer
-        if method == "after_build" and isinstance(error, BackendError):
-            raise error  # it fails the step because it means to
+        if isinstance(error, _MEANT.get(method, ())):
+            raise error  # it fails the step, or has ranks started again, because it means to
         said = self._note_fault(method, error)
         match method:
             case "accept":

@@ -32,19 +32,20 @@ from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.stages import RegisteredStage
 from trencadis.registry.switching import SchedulingInForce
 
-__all__ = ["EmbeddingParts", "Parts", "make_embedding_parts", "make_parts", "make_stages"]
+__all__ = ["CommonParts", "Parts", "make_bare_parts", "make_parts", "make_stages"]
 
 
 @attrs.frozen(kw_only=True)
-class EmbeddingParts:
-    """What every engine is made of; all there is to that of an encoder.
+class CommonParts:
+    """What every engine is made of; all there is to that of a model which generates nothing.
 
     Attributes:
         executor: Started: the model is loaded.
         model: What was loaded.
         observers: Names and observers.
         kept_observers: Names of those that are never switched off.
-        plan_hash: Of the resolved plugins.
+        stages: All stages that are registered, in order.
+        plan_hash: Hash of the resolved plugins, versions and options.
         on_close: Called once when the engine closes, before the executor does.
     """
 
@@ -52,12 +53,13 @@ class EmbeddingParts:
     model: ModelFacts
     observers: tuple[tuple[str, Observer], ...] = ()
     kept_observers: frozenset[str] = frozenset()
+    stages: Sequence[RegisteredStage] = ()
     plan_hash: str = ""
     on_close: Callable[[], None] = lambda: None
 
 
 @attrs.frozen(kw_only=True)
-class Parts(EmbeddingParts):
+class Parts(CommonParts):
     """Everything an engine is made of, built or ready to be built.
 
     Attributes:
@@ -66,7 +68,6 @@ class Parts(EmbeddingParts):
         make_eviction: Makes the same of another eviction policy each time, one for each part of the KV blocks.
         speculation: Who drafts, how much, and which drafts stand; or None.
         made: Components that stages use, by noun.
-        stages: All stages that are registered, in order.
         shadow: Label and policy that is asked beside ``scheduling``, or None.
         switch: Builds other policies while the engine serves, or None.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
@@ -84,7 +85,6 @@ class Parts(EmbeddingParts):
     make_eviction: Callable[[], tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]]
     speculation: Speculation | None = None
     made: Mapping[str, Made] = attrs.Factory(dict)
-    stages: Sequence[RegisteredStage] = ()
     shadow: tuple[str, SchedulingPolicy] | None = None
     switch: SchedulingSwitch | None = None
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
@@ -97,11 +97,12 @@ class Parts(EmbeddingParts):
     device_label: str = "the executor"
 
 
-def make_embedding_parts(builder: Builder, executor: Executor, model: ModelFacts) -> EmbeddingParts:
-    """Make what an encoder needs.
+def make_bare_parts(builder: Builder, executor: Executor, model: ModelFacts) -> CommonParts:
+    """Make what the engine of a model that generates nothing needs.
 
     Raises:
-        ConfigValueError: A component is configured that an encoder has no use for.
+        ConfigValueError: A component is configured that such a model has no use for.
+        PluginError: The built-in stages are missing.
     """
     plan = builder.plan
     for noun in ("speculation", "kv_connector"):
@@ -110,7 +111,7 @@ def make_embedding_parts(builder: Builder, executor: Executor, model: ModelFacts
                 f"[{noun}] name = {plan.choices[noun].component}: {model.architecture} is an encoder, which generates nothing.",
                 hint=f"Leave [{noun}] name empty, or name a model that generates in model.path.",
             )
-    return EmbeddingParts(**_common(builder, executor, model))
+    return CommonParts(**_common(builder, executor, model))
 
 
 def make_parts(
@@ -130,7 +131,6 @@ def make_parts(
         make_eviction=lambda: builder.guarded("eviction"),
         speculation=make_speculation(builder, sampling),
         made={noun: _made(builder, noun) for noun in ("kv_connector",) if noun in plan.choices},
-        stages=_stages(builder),
         shadow=None if plan.shadow is None else (str(plan.shadow.component), builder.make(plan.shadow)),
         switch=SchedulingSwitch(
             builder.registry, SchedulingInForce.at_start(builder.config, plan), functools.partial(_make_by, builder)
@@ -155,6 +155,7 @@ def _common(builder: Builder, executor: Executor, model: ModelFacts) -> dict[str
         "kept_observers": frozenset(
             str(one.component) for one in observers if one.component.provenance.distribution == OUR_DISTRIBUTION
         ),
+        "stages": _stages(builder),
         "plan_hash": builder.plan.plan_hash,
         "on_close": builder.registry.hooks.closing,
     }

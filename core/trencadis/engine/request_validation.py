@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.request_check import check_request
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.state import EngineState
@@ -24,7 +23,6 @@ class RequestValidator:
     Args:
         state: The engine's state, read only.
         policy: The guarded scheduling policy, which has the admission control.
-        embeddings: Queued texts to embed; their ids are in use.
         model: The loaded model.
         check_params: Raises for sampling parameters that the sampler cannot serve.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
@@ -34,14 +32,12 @@ class RequestValidator:
         self,
         state: EngineState,
         policy: GuardedScheduling,
-        embeddings: EmbeddingQueue,
         model: ModelFacts,
         check_params: Callable[[SamplingParams], None],
         is_portable: Callable[[SamplingParams], bool],
     ) -> None:
         self._state = state
         self._policy = policy
-        self._embeddings = embeddings
         self._model = model
         self._check_params = check_params
         self.is_portable = is_portable
@@ -80,7 +76,7 @@ class RequestValidator:
             InvalidRequestError: An empty prompt, a token id outside the vocabulary, or an id that is live.
             ContinuationError: Another engine has begun it, and its parameters do not let it go on here.
         """
-        if request.request_id in self._state.slot_of or request.request_id in self._embeddings:
+        if request.request_id in self._state.slot_of:
             raise InvalidRequestError(
                 f"request {request.request_id!r} is live already.", hint="Choose another request id."
             )

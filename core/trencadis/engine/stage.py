@@ -24,7 +24,7 @@ from trencadis.config import Config
 from trencadis.engine.sequences import Claim, Leaving, Sequence, When
 from trencadis.engine.state import EngineState
 from trencadis.engine.step import StepNotes, SubmittedStep
-from trencadis.errors import ContractError
+from trencadis.errors import ContractError, RanksLostError
 from trencadis.faults import CallMeter, shown
 from trencadis.interfaces import AllocationPlan, Executor, SamplingFingerprint
 from trencadis.interfaces.laws import Law, law, of_type, tell, tell_always
@@ -32,6 +32,8 @@ from trencadis.records import (
     Batch,
     Bucket,
     BucketLimits,
+    EngineLoad,
+    EngineTotals,
     FinishedSequence,
     Int32Array,
     ModelFacts,
@@ -46,7 +48,7 @@ from trencadis.records import (
     WarmUp,
 )
 
-__all__ = ["EngineKinds", "EngineParts", "Made", "Makings", "PassBuckets", "Stage", "Stages"]
+__all__ = ["AnyEngine", "BareParts", "EngineKinds", "EngineParts", "Made", "Makings", "PassBuckets", "Stage", "Stages"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -134,6 +136,119 @@ class EngineKinds:
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class BareParts:
+    """What the engine of a model that generates nothing is made of; see ``StageDefinition.make_engine``.
+
+    Attributes:
+        config: The whole configuration.
+        executor: The model is loaded.
+        model: The loaded model.
+        max_model_len: Longest text, tokens.
+        plan_hash: Hash of the resolved plugins, versions and options.
+        metrics: Returns what the observers measured, in Prometheus' text format.
+        switched_off: Returns the answer to the question of that name.
+        restart: Starts lost ranks again, or raises a ``BackendError``.
+        close: Closes observers and executor; to be called once.
+    """
+
+    config: Config
+    executor: Executor
+    model: ModelFacts
+    max_model_len: int
+    plan_hash: str
+    metrics: Callable[[], str]
+    switched_off: Callable[[], dict[str, Any]]
+    restart: Callable[[RanksLostError], None]
+    close: Callable[[], None]
+
+
+class AnyEngine(Protocol):
+    """What clients use of an engine, whatever its model does; all of it as :class:`~trencadis.engine.engine.Engine` has it."""
+
+    model: ModelFacts
+    max_model_len: int
+    totals: EngineTotals
+
+    @property
+    def plan_hash(self) -> str:
+        """Hash of the resolved plugins, versions and options."""
+        ...
+
+    @property
+    def hashing(self) -> tuple[str, int] | None:
+        """What block hashes depend on, and tokens per block; None: there are none."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """True while a step can change anything."""
+        ...
+
+    @property
+    def is_stalled(self) -> bool:
+        """True if stepping at once would be busy waiting."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a row."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        ...
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, from any thread, when there is work between two steps."""
+        ...
+
+    def add(self, request: Request) -> int:
+        """Queue a request; returns its slot."""
+        ...
+
+    def take(self, request: Any) -> None:
+        """Queue a request of another kind."""
+        ...
+
+    def abort(self, request_id: str) -> FinishedSequence | None:
+        """End a request at once; returns its sequence."""
+        ...
+
+    def stop(self, request_id: str) -> FinishedSequence | None:
+        """End a request because its text is complete."""
+        ...
+
+    def withdraw(self, request_id: str) -> FinishedSequence | None:
+        """End a request that another engine goes on with; None if it stays."""
+        ...
+
+    def step(self) -> TokenDeltas:
+        """Take a step; returns what came of it."""
+        ...
+
+    def work_ahead(self) -> float | None:
+        """Use idle time; returns seconds until the next call pays."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Return how much there is to do."""
+        ...
+
+    def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to an operator's question, or make a change."""
+        ...
+
+    def metrics(self) -> str:
+        """Return what is measured, in Prometheus' text format."""
+        ...
+
+    def close(self) -> None:
+        """End every request and free everything; may be called twice."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class EngineParts:
     """The parts of an engine that a stage may use, on the engine's thread.
 
@@ -152,8 +267,8 @@ class EngineParts:
         notes: Returns what the newest plan decided, and why; see ``StepNotes``.
         warm_up: Buckets that were prepared before the first request.
         buckets: The buckets in which passes run.
-        take_part: Calls a stage at its moments of a step (``before_step``, ``after_plan``, ``after_build``, ``received``, ``after_step``), or,
-            with False, no more: for one that has nothing to do for now. It is called from the start.
+        take_part: With False a stage has nothing to do in steps for now: ``before_step``, ``after_plan``, ``after_build``, ``received`` and
+            ``after_step`` are not called, and ``wants_step`` is not asked. True is the start.
     """
 
     config: Config
@@ -245,7 +360,7 @@ class Stage:
         remedy: What to do about its faults, in words; set with ``name``.
         accepts_last: ``accept`` is called after the scheduling policy has accepted the request: for what costs something.
         answers: Answers to questions of operators, such as ``explain``, by question; each takes a table of arguments and returns a table.
-        takes: Kinds of requests other than ``Request`` that it serves, and what queues one.
+        takes: Kinds of requests other than ``Request`` that it serves, and what queues one, or refuses it by a ``RequestError``.
     """
 
     name = label = remedy = ""
@@ -281,7 +396,7 @@ class Stage:
 
     @law(of_type(str), otherwise="")
     def added(self, sequence: Sequence) -> str:
-        """Called when a request has become a sequence; returns why it cannot run yet, such as ``compiling``, or an empty string.
+        """Called when a request has become a sequence; returns why it cannot run yet, in a word, or an empty string.
 
         One that cannot is set aside until the stage calls ``EngineState.resume``.
         """
@@ -289,7 +404,11 @@ class Stage:
 
     @tell
     def before_step(self) -> None:
-        """Called at the start of each step, before anything is planned."""
+        """Called at the start of each step, before anything is planned.
+
+        Raises:
+            RanksLostError: The executor has to be started again; sequences go on with the tokens that they have.
+        """
 
     @law(_CLAIM)
     def claim(self, sequence: Sequence, *, num_found: int) -> Claim | None:
@@ -369,6 +488,11 @@ class Stage:
     awaits = False
     """Whether something from outside is awaited: with nothing else to do, stepping at once would be busy waiting."""
 
+    @law(of_type(bool), otherwise=False)
+    def drop(self, request_id: str) -> bool:
+        """Forget a request of a kind that this stage takes; False: it has none of this id."""
+        return False
+
     @law(_PAUSE)
     def idle(self) -> float | None:
         """Use the time while there is no work; a request that arrives meanwhile waits until this returns.
@@ -404,8 +528,9 @@ _CALLED = (
     "failed",
     "wants_empty_plan",
     "idle",
+    "drop",
 )
-_IN_STEPS = ("before_step", "after_plan", "after_build", "received", "after_step")
+_IN_STEPS = frozenset({"before_step", "after_plan", "after_build", "received", "after_step", "wants_step"})
 
 
 def _defines(stage: Stage, name: str) -> bool:
@@ -424,6 +549,7 @@ class Stages:
         called: What is called in their places.
         wants_empty_plan: The question of that name.
         idle: The same.
+        drop: What forgets requests of other kinds.
     """
 
     accept: tuple[Callable[[Request], Request], ...]
@@ -441,36 +567,36 @@ class Stages:
     failed: tuple[Callable[[Iterable[Plan], Exception], None], ...]
     wants_empty_plan: tuple[Callable[[], bool], ...]
     idle: tuple[Callable[[], float | None], ...]
+    drop: tuple[Callable[[str], bool], ...]
 
     def __init__(self, stages: Iterable[Stage] = (), *, guard: Callable[[Stage], Any] = lambda stage: stage) -> None:
         self.all = tuple(stages)
         self.called = tuple([guard(stage) for stage in self.all])
         self._resting: set[Stage] = set()
-        self._collect(_CALLED)
+        self._collect()
+
+    def take_part(self, stage: Stage, is_on: bool) -> None:
+        """Call a stage at its moments of a step, or no more; see :class:`EngineParts`."""
+        if (stage in self._resting) is is_on:
+            (self._resting.discard if is_on else self._resting.add)(stage)
+            self._collect()
+
+    def _collect(self) -> None:
+        for moment in _CALLED:
+            setattr(self, moment, tuple([getattr(one, moment) for one in self._defining(moment)]))
+        guards = [one for stage, one in zip(self.all, self.called, strict=True) if one is not stage]
+        self.before_step = (*[one.end_failed for one in guards], *self.before_step)
         accepting = self._defining("accept")
         self.accept = tuple([one.accept for one in accepting if not one.accepts_last])
         self.accept_last = tuple([one.accept for one in accepting if one.accepts_last])
         self._wanting, self._awaiting = self._defining("wants_step"), self._defining("awaits")
         self._ordering = self._defining("has_orders")
 
-    def take_part(self, stage: Stage, is_on: bool) -> None:
-        """Call a stage at its moments of a step, or no more; see :class:`EngineParts`."""
-        if (stage in self._resting) is is_on:
-            (self._resting.discard if is_on else self._resting.add)(stage)
-            self._collect(_IN_STEPS)
-
-    def _collect(self, moments: Iterable[str]) -> None:
-        pairs = list(zip(self.all, self.called, strict=True))
-        for moment in moments:
-            calls = [one.end_failed for stage, one in pairs if one is not stage and moment == "before_step"]
-            for stage, one in pairs:
-                if _defines(stage, moment) and (moment not in _IN_STEPS or stage not in self._resting):
-                    calls.append(getattr(one, moment))
-            setattr(self, moment, tuple(calls))
-
     def _defining(self, name: str) -> tuple[Any, ...]:
-        """Return what is called in the place of stages whose class defines an attribute of its own. Pure."""
-        return tuple([one for stage, one in zip(self.all, self.called, strict=True) if _defines(stage, name)])
+        """Return what is called in the place of stages whose class defines an attribute of its own and that do not rest from it. Pure."""
+        resting = self._resting if name in _IN_STEPS else ()
+        pairs = zip(self.all, self.called, strict=True)
+        return tuple([one for stage, one in pairs if _defines(stage, name) and stage not in resting])
 
     @property
     def wants_step(self) -> bool:
@@ -486,3 +612,8 @@ class Stages:
     def awaits(self) -> bool:
         """Whether a stage awaits something from outside."""
         return any(one.awaits for one in self._awaiting)
+
+    @property
+    def are_busy(self) -> bool:
+        """Whether a step is useful to a stage that awaits nothing."""
+        return any(one.wants_step and not one.awaits for one in self._wanting)

@@ -24,6 +24,8 @@ class StageDefinition:
             nothing to do in this engine. Imports the stage inside.
         summary: One line for ``trencadis plugins``.
         when: Called with the ``trencadis.config.Config``; whether the engine asks ``make``.
+        make_engine: Called with the ``trencadis.engine.stage.BareParts`` of a model that generates nothing; returns its engine, a
+            ``trencadis.engine.stage.AnyEngine``. None: the stage is of no use to such a model.
         before: Names of stages before which it acts, at every moment; those that are absent do not matter.
     """
 
@@ -31,4 +33,5 @@ class StageDefinition:
     make: Callable[[Any], Any]
     summary: str
     when: Callable[[Any], bool] = lambda _: True
+    make_engine: Callable[[Any], Any] | None = None
     before: frozenset[str] = attrs.field(default=frozenset(), converter=_names)

@@ -38,7 +38,7 @@ from trencadis_remote.process.messages import (
 from trencadis_remote.process.wire import decode_client_message, decode_request, encode, readable
 
 if TYPE_CHECKING:
-    from trencadis.api import EmbeddingEngine, Engine
+    from trencadis.api import AnyEngine
     from trencadis.clock import Clock
 
 __all__ = ["LOAD_S", "EngineWorker"]
@@ -67,7 +67,7 @@ class EngineWorker:
 
     def __init__(
         self,
-        engine: Engine | EmbeddingEngine,
+        engine: AnyEngine,
         channel: Channel,
         *,
         beat_s: float = 1.0,
@@ -196,7 +196,7 @@ class EngineWorker:
 
     def _embed(self, message: EmbedMessage) -> None:
         try:
-            self._engine.embed(message.request)
+            self._engine.take(message.request)
         except RequestError as error:
             self._send(StepOutputs(refused=((message.request.request_id, error),)))
 

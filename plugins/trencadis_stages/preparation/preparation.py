@@ -47,9 +47,10 @@ class Preparation(Stage):
     def bind(self, engine: EngineParts) -> None:
         """Take the parts; under a simulated clock what is begun is waited for, so that a run is the same each time."""
         self._state, self._wake, self._ended = engine.state, engine.wake, engine.ended
-        self._obstacle = engine.obstacle
+        self._obstacle, self._take_part = engine.obstacle, engine.take_part
         self._costs = FailureCosts(engine.state.clock)
         self._waits = isinstance(engine.state.clock.source, SimulatedClock)
+        self._take_part(self, False)
 
     def accept(self, request: Request) -> Request:
         """Begin what a request has to wait for.
@@ -134,14 +135,17 @@ class Preparation(Stage):
         if leaving.reason is not None and (futures := self._futures.pop(sequence.slot, ())):
             aside = self._state.aside.get(sequence.slot)
             if aside is not None and aside.reason == COMPILING:
-                self._count(-1)
                 for future in futures:
                     future.cancel()
+                self._count(-1)
         return None
 
     def _count(self, change: int) -> None:
         gauges = self._state.gauges
         gauges["num_compiling"] = gauges.get("num_compiling", 0) + change
+        if not gauges["num_compiling"]:
+            self._done.clear()  # who is left in it has ended
+        self._take_part(self, gauges["num_compiling"] > 0)
 
 
 def _refusal(futures: tuple[Future[Any], ...]) -> RequestError | None:

@@ -18,7 +18,7 @@ from trencadis.records import FinishReason, Int32Array, ModelFacts, Request, Sam
 from trencadis_tools.bench.counts import counted_since
 
 if TYPE_CHECKING:
-    from trencadis.api import EmbeddingEngine, Engine
+    from trencadis.api import AnyEngine
 
 __all__ = ["ThroughputResult", "ThroughputWorkload", "measure_throughput"]
 
@@ -156,9 +156,7 @@ def _prompts(workload: ThroughputWorkload, model: ModelFacts, max_model_len: int
     return [tuple(row) for row in drawn.tolist()]
 
 
-def _run(
-    engine: Engine | EmbeddingEngine, prompts: list[tuple[int, ...]], output_len: int, *, name: str
-) -> list[Int32Array]:
+def _run(engine: AnyEngine, prompts: list[tuple[int, ...]], output_len: int, *, name: str) -> list[Int32Array]:
     """Queue all prompts, step until they are done, and return the output tokens of each.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 from trencadis.api import Engine
 from trencadis.errors import StepFailedError
 from trencadis.interfaces import SupportsSteadySteps
-from trencadis.records import Embedding, Int32Array, Plan, TokenDeltas
+from trencadis.records import Int32Array, Plan, TokenDeltas
 from trencadis_tools.simulation.executor import SimulatedExecutor, Stretch
 
 __all__ = ["MAX_STEADY_STEPS", "SteadyEngine"]
@@ -127,13 +127,15 @@ class SteadyEngine(Engine):
         """
         return cast("SupportsSteadySteps", self._policy.ask).steady_steps(self._scheduler.views.view())
 
-    def _commit_oldest(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
+    def _commit_oldest(self) -> TokenDeltas:
         stretch = self._open
         if stretch is None or len(self._in_flight) > 1:
-            return super()._commit_oldest(embedded)
+            return super()._commit_oldest()
         if stretch is not self._known:
-            return self._announce_all(_NOTHING, embedded)  # how many steps it has is decided when it is waited for
-        deltas = self._announce_all(self._commit_stretch(stretch), embedded)
+            return self._end_step(
+                None, None, self._announce_all(_NOTHING)
+            )  # how many steps it has is decided when it is waited for
+        deltas = self._end_step(None, None, self._announce_all(self._commit_stretch(stretch)))
         if self._depth > 1:
             self._submit_next()  # as it would have been before the last of these steps was over
         return deltas

@@ -35,7 +35,7 @@ def vectors(path, backend="gaudi", *, tables=None, lengths=LENGTHS, **options):
     options = {"strategy_options": {"limit": 1}, **options}
     engine = gaudi_engines.open_engine(path, backend=backend, tables=tables, **options)
     for index, length in enumerate(lengths):
-        engine.embed(EmbeddingRequest(request_id=str(index), token_ids=tuple(tiny_models.prompt(length, seed=index))))
+        engine.take(EmbeddingRequest(request_id=str(index), token_ids=tuple(tiny_models.prompt(length, seed=index))))
     found = {}
     while engine.has_work:
         found.update((one.request_id, one) for one in engine.step().embeddings)
@@ -94,7 +94,7 @@ def test_tokens_are_the_same_beside_texts_that_are_embedded(model_path):
     options = {"embeddings": True, "emulated_frozen": True, "strategy_options": {"limit": 1}}
     engines = [gaudi_engines.open_engine(model_path("llama"), **options) for _ in range(2)]
     for index, length in enumerate(LENGTHS):
-        engines[0].embed(EmbeddingRequest(request_id=f"text {index}", token_ids=tuple(tiny_models.prompt(length))))
+        engines[0].take(EmbeddingRequest(request_id=f"text {index}", token_ids=tuple(tiny_models.prompt(length))))
     alone, beside = (gaudi_engines.serve(engine, 5) for engine in reversed(engines))
     assert {name: one.token_ids.tolist() for name, one in alone.items()} == {
         name: one.token_ids.tolist() for name, one in beside.items()

@@ -99,7 +99,7 @@ def options_of(case, path):
 def serve_trace(engine, case):
     if case["embeddings"] == "on":
         for length in (3, 20, 70):
-            engine.embed(EmbeddingRequest(request_id=f"text {length}", token_ids=tuple(tiny_models.prompt(length))))
+            engine.take(EmbeddingRequest(request_id=f"text {length}", token_ids=tuple(tiny_models.prompt(length))))
     if case["requests"] == "structured":
         params = SamplingParams(max_tokens=9, structured=StructuredOutput.regex("[A-D]{2,4};[3-9]"), logprobs=2)
         for index in range(3):

@@ -10,7 +10,6 @@ from support.strategies.hostile_policies import OPTIONS, house
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import EmbeddingConfig, ModelConfig, NounConfig, SchedulingConfig
 from trencadis.engine.build import build_engine
-from trencadis.engine.embedding import EmbeddingEngine
 from trencadis.engine.engine import Engine
 from trencadis.errors import (
     CapabilityError,
@@ -24,6 +23,7 @@ from trencadis.errors import (
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import AcceptanceRule, Component, ComponentContext, Sampler
 from trencadis.records import EmbeddingRequest, Request, SamplingParams
+from trencadis_stages.embedding.engine import EmbeddingEngine
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import ServeInOrder
 from trencadis_testing.fakes import FakeBackend
@@ -33,7 +33,7 @@ def test_a_model_that_generates_gets_an_engine_that_embeds_as_well(fake_house) -
     config, registry = fake_house()
     engine = build_engine(config, registry=registry)
     assert isinstance(engine, Engine)
-    engine.embed(EmbeddingRequest(request_id="a", token_ids=(1, 2)))
+    engine.take(EmbeddingRequest(request_id="a", token_ids=(1, 2)))
     assert [one.request_id for one in engine.step().embeddings] == ["a"]
     engine.close()
 
@@ -64,7 +64,7 @@ def test_a_shorter_limit_holds_for_texts_too(fake_house) -> None:
     config, registry = fake_house(generates=False)
     engine = build_engine(attrs.evolve(config, model=ModelConfig(path="demo", max_model_len=4)), registry=registry)
     with pytest.raises(PromptTooLongError, match="limit is 4"):
-        engine.embed(EmbeddingRequest(request_id="a", token_ids=[1] * 5))
+        engine.take(EmbeddingRequest(request_id="a", token_ids=[1] * 5))
     engine.close()
 
 

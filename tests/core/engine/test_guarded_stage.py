@@ -14,12 +14,13 @@ from trencadis.engine import guarded_stage
 from trencadis.engine.engine import Engine
 from trencadis.engine.sequences import Claim, SequenceState, When
 from trencadis.engine.stage import Stage
-from trencadis.errors import BackendError, InvalidRequestError, PluginError, RequestRefusedError
+from trencadis.errors import BackendError, InvalidRequestError, PluginError, RanksLostError, RequestRefusedError
 from trencadis.faults import switched_off
 from trencadis.interfaces import Observer, StageDefinition
 from trencadis.records import FinishReason, Request, SamplingParams, StepStats
 from trencadis_testing import FakeBackend
 from trencadis_testing.engines import drain, make_engine
+from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import fake_text
 
 MOMENTS = (
@@ -495,6 +496,30 @@ def test_question_that_raises_counts_as_no(name: str) -> None:
     engine.add(request("a"))
     assert not engine.is_stalled
     assert texts(drain(engine).values()) == expected("a")
+
+
+def test_request_of_another_kind_whose_stage_raises_is_refused_alone() -> None:
+    def raises(request: Any) -> None:
+        raise ValueError("broken")
+
+    engine = engine_with(failing("drop", takes={dict: raises}))
+    with pytest.raises(RequestRefusedError, match="a dict was refused: its stage raised ValueError: broken"):
+        engine.take({})
+    engine.add(request("a"))
+    engine.add(request("bb"))
+    assert engine.abort("bb") is not None
+    assert fault_of(engine).num_faults == 1
+    assert texts(drain(engine).values()) == expected("a")
+
+
+def test_ranks_that_a_stage_lost_are_started_again() -> None:
+    executor = FakeExecutor(FakeBackend(eos=-1, max_model_len=64))
+    executor.restart = lambda: restarts.append(1)  # type: ignore[attr-defined]
+    restarts: list[int] = []
+    engine = engine_with(failing("before_step", error=RanksLostError), executor=executor)
+    engine.add(request("a"))
+    assert texts(drain(engine).values()) == expected("a")
+    assert (restarts, fault_of(engine).num_faults) == ([1], 0)
 
 
 def test_fault_of_a_built_in_stage_ends_the_step() -> None:

@@ -97,7 +97,7 @@ def serve(executor: FakeExecutor, **options: Any) -> tuple[dict[str, Any], dict[
     for name, prompt in PROMPTS.items():
         engine.add(Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=14)))
     for name, tokens in TEXTS.items():
-        engine.embed(EmbeddingRequest(request_id=name, token_ids=tokens))
+        engine.take(EmbeddingRequest(request_id=name, token_ids=tokens))
     ended, embedded = {}, {}
     for _ in range(600):
         if not engine.has_work:
@@ -208,7 +208,7 @@ def test_a_text_that_is_in_every_loss_fails_after_three_and_no_other_does():
     executor = Lossy(losses=range(9))
     engine = make_engine(executor=executor, num_blocks=60)
     for name, tokens in TEXTS.items():
-        engine.embed(EmbeddingRequest(request_id=name, token_ids=tokens))
+        engine.take(EmbeddingRequest(request_id=name, token_ids=tokens))
     embedded = []
     while engine.has_work and len(embedded) < 2:
         embedded += engine.step().embeddings

@@ -82,6 +82,8 @@ def test_what_is_prepared_runs_and_what_it_has_is_kept_until_it_ends() -> None:
     engine = open_engine(slow)
     engine.add(request("one", slow=True))
     first, second = slow.begun[0]
+    act = engine.stage("preparation").before_step
+    assert act in engine._stages.before_step
     second.set_result("kept")
     assert not len(engine.step().slots)
     assert engine.is_stalled
@@ -89,6 +91,7 @@ def test_what_is_prepared_runs_and_what_it_has_is_kept_until_it_ends() -> None:
     engine.step()
     (kept,) = engine.stage("preparation")._futures.values()
     assert [future.result() for future in kept] == [None, "kept"]
+    assert act not in engine._stages.before_step
     assert drain(engine)["one"].token_ids.tolist() == fake_text(PROMPT, 8, eos=-1)
     assert not engine.has_work
 
@@ -104,6 +107,7 @@ def test_one_that_is_ended_meanwhile_cancels_its_preparation_and_leaves_nothing(
         assert finished is not None
         assert finished.finish_reason is FinishReason.ABORT
         assert slow.begun[-1][0].cancelled()
+    assert not engine.stage("preparation")._done
     engine.step()
     assert (engine.num_waiting, engine.has_work) == (0, False)
 

@@ -46,7 +46,7 @@ def test_every_text_gets_its_vector_and_its_number_of_tokens() -> None:
     engine = make_engine()
     requests = [EmbeddingRequest(request_id=str(n), token_ids=range(n)) for n in (1, 2, 40)]
     for one in requests:
-        engine.embed(one)
+        engine.take(one)
     found = embed_all(engine)
     for one in requests:
         np.testing.assert_allclose(found[one.request_id].vector, fake_embedding(one.token_ids), rtol=1e-6)
@@ -58,7 +58,7 @@ def test_a_step_embeds_as_many_texts_as_the_token_budget_holds_in_their_order() 
     backend = FakeBackend()
     engine = make_engine(backend=backend, max_num_batched_tokens=10)
     for index, length in enumerate([4, 6, 1, 25, 9, 2]):
-        engine.embed(text(str(index), length))
+        engine.take(text(str(index), length))
     order = [[one.request_id for one in engine.step().embeddings] for _ in range(5)]
     assert order == [["0", "1"], ["2"], ["3"], ["4"], ["5"]]
     assert backend.embedded == [[4, 6], [1], [25], [9], [2]]
@@ -70,7 +70,7 @@ def test_texts_and_tokens_do_not_change_each_other(overlap: bool) -> None:
     for name in "ab":
         engine.add(request(name))
     for index in range(20):
-        engine.embed(text(str(index), 5, token=index))
+        engine.take(text(str(index), 5, token=index))
     ends, vectors = {}, {}
     while engine.has_work:
         deltas = engine.step()
@@ -89,7 +89,7 @@ def test_a_flood_of_texts_holds_no_generating_request_back() -> None:
     def num_steps(num_texts: int) -> int:
         engine = make_engine(backend=FakeBackend(eos=-1), max_num_batched_tokens=16)
         for index in range(num_texts):
-            engine.embed(text(str(index), 16))
+            engine.take(text(str(index), 16))
         engine.add(request("r"))
         for count in range(1, 100):
             if any(end.request_id == "r" for end in engine.step().finished):
@@ -106,7 +106,7 @@ def test_a_flood_of_requests_holds_no_text_back() -> None:
         engine.add(request(str(index)))
     engine.step()
     for index in range(12):
-        engine.embed(text(f"text {index}", 4))
+        engine.take(text(f"text {index}", 4))
     counts = [len(engine.step().embeddings) for _ in range(4)]
     assert min(counts) >= 2
 
@@ -119,7 +119,7 @@ def test_a_micro_batch_is_a_quarter_of_the_budget_while_a_request_generates(over
     engine.add(request("r", num_tokens=6))
     engine.step()
     for index in range(60):
-        engine.embed(text(str(index), 1))
+        engine.take(text(str(index), 1))
     embed_all(engine)
     sizes = list(map(len, backend.embedded))
     assert sizes[0] == 4
@@ -132,7 +132,7 @@ def test_a_text_that_fails_fails_alone() -> None:
     backend = FakeBackend(fails_to_embed=chokes)
     engine = make_engine(backend=backend)
     for index in range(4):
-        engine.embed(text(str(index), 2, token=BAD if index == 2 else 7))
+        engine.take(text(str(index), 2, token=BAD if index == 2 else 7))
     engine.add(request("r"))
     found: dict[str, Embedding] = {}
     ends = {}
@@ -150,7 +150,7 @@ def test_a_text_that_fails_fails_alone() -> None:
 def test_a_text_that_fails_alone_is_not_tried_again() -> None:
     backend = FakeBackend(fails_to_embed=chokes)
     engine = make_engine(backend=backend)
-    engine.embed(text("bad", token=BAD))
+    engine.take(text("bad", token=BAD))
     assert [one.error for one in engine.step().embeddings] == ["ValueError: a token of bad luck"]
     assert len(backend.embedded) == 1
 
@@ -176,7 +176,7 @@ class GivesNothingFinite(FakeBackend):
 )
 def test_no_client_is_given_a_vector_that_is_none(backend: type[FakeBackend], complaint: str) -> None:
     engine = make_engine(backend=backend())
-    engine.embed(text("a"))
+    engine.take(text("a"))
     (found,) = engine.step().embeddings
     assert found.vector.size == 0
     assert re.search(complaint, found.error)
@@ -184,8 +184,8 @@ def test_no_client_is_given_a_vector_that_is_none(backend: type[FakeBackend], co
 
 def test_a_vector_that_is_not_finite_costs_the_others_nothing() -> None:
     engine = make_engine(backend=GivesNothingFinite())
-    engine.embed(text("a"))
-    engine.embed(text("b"))
+    engine.take(text("a"))
+    engine.take(text("b"))
     first, second = engine.step().embeddings
     assert (bool(first.error), bool(second.error), second.vector.size) == (True, False, 8)
 
@@ -201,41 +201,41 @@ def test_a_vector_that_is_not_finite_costs_the_others_nothing() -> None:
 def test_texts_that_cannot_be_embedded_are_refused_at_once(tokens: tuple[int, ...], complaint: str) -> None:
     engine = make_engine()
     with pytest.raises(InvalidRequestError, match=complaint):
-        engine.embed(EmbeddingRequest(request_id="bad", token_ids=tokens))
+        engine.take(EmbeddingRequest(request_id="bad", token_ids=tokens))
     assert not engine.has_work
 
 
 def test_a_text_may_be_as_long_as_the_model_takes_and_not_longer() -> None:
     engine = make_engine(num_blocks=8, block_size=4)
-    engine.embed(text("longest", 32))
+    engine.take(text("longest", 32))
     with pytest.raises(PromptTooLongError, match=r"the text has 33 tokens; the limit is 32"):
-        engine.embed(text("longer", 33))
+        engine.take(text("longer", 33))
     assert [one.num_tokens for one in engine.step().embeddings] == [32]
 
 
 def test_a_model_that_cannot_embed_says_so() -> None:
     engine = make_engine(backend=FakeBackend(embedding_size=0))
     with pytest.raises(InvalidRequestError, match="Fake cannot embed"):
-        engine.embed(text("a"))
+        engine.take(text("a"))
 
 
 def test_texts_and_requests_share_their_names() -> None:
     engine = make_engine()
-    engine.embed(text("a"))
+    engine.take(text("a"))
     engine.add(request("b"))
-    for again in (lambda: engine.embed(text("a")), lambda: engine.embed(text("b")), lambda: engine.add(request("a"))):
+    for again in (lambda: engine.take(text("a")), lambda: engine.take(text("b")), lambda: engine.add(request("a"))):
         with pytest.raises(InvalidRequestError, match="is live already"):
             again()
     drain(engine)
     engine.add(request("a"))
-    engine.embed(text("b"))
+    engine.take(text("b"))
 
 
 def test_an_aborted_text_is_forgotten_also_when_it_was_to_be_tried_again() -> None:
     backend = FakeBackend(fails_to_embed=chokes)
     engine = make_engine(backend=backend)
     for name in "abc":
-        engine.embed(text(name, token=BAD))
+        engine.take(text(name, token=BAD))
     assert engine.abort("a") is None
     engine.step()
     assert engine.abort("c") is None
@@ -247,14 +247,40 @@ def test_an_engine_that_waits_for_a_connector_is_not_stalled_while_texts_wait() 
     engine = make_engine()
     engine._scheduler.admission.num_pending = 1  # as if a sequence waited for an external lookup
     assert engine.is_stalled
-    engine.embed(text("a"))
+    engine.take(text("a"))
     assert not engine.is_stalled
+
+
+def test_without_texts_nothing_of_it_is_on_the_path_of_a_step() -> None:
+    engine = make_engine()
+    stage = engine.stage("embedding")
+    for _ in range(2):
+        assert stage.before_step not in engine._stages.before_step
+        assert stage.after_step not in engine._stages.after_step
+        engine.take(text("a"))
+        assert engine._stages.before_step[-1] == stage.before_step, "last: it sees whether requests came"
+        embed_all(engine)
+
+
+def test_a_kind_of_request_that_no_stage_serves_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="no stage of this engine serves a dict"):
+        make_engine().take({})
+
+
+def test_texts_are_embedded_while_the_engine_is_paused() -> None:
+    engine = make_engine()
+    engine.add(request("r"))
+    engine.is_paused = True
+    engine.take(text("a"))
+    assert not engine.is_stalled
+    assert [one.request_id for one in engine.step().embeddings] == ["a"]
+    assert engine.is_stalled
 
 
 def test_closing_forgets_texts_that_wait() -> None:
     backend = FakeBackend()
     engine = make_engine(backend=backend)
-    engine.embed(text("a"))
+    engine.take(text("a"))
     engine.close()
     assert not engine.has_work
     assert backend.embedded == []
@@ -275,7 +301,7 @@ def test_in_any_order_of_calls_each_text_ends_once_or_was_aborted(actions: list[
         if action == "embed":
             name = f"{number}"
             expected[name] = EmbeddingRequest(request_id=name, token_ids=[BAD if which == 0 else which] * size)
-            engine.embed(expected[name])
+            engine.take(expected[name])
         elif action == "add":
             engine.add(request(f"r{number}"))
         elif action == "abort" and expected:

@@ -12,36 +12,25 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
-from trencadis.engine.commit.recovery import MOST_LOSSES, SUSPECT_LOSSES, restart_ranks
-from trencadis.engine.inspect.observers import Observers
-from trencadis.engine.inspect.off import off_metrics, off_table
 from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError, RanksLostError
 from trencadis.faults import FaultLog, as_words
 from trencadis.interfaces import Executor, SupportsEmbedding
-from trencadis.records import (
-    Embedding,
-    EmbeddingRequest,
-    EngineLoad,
-    EngineTotals,
-    FinishedSequence,
-    Float32Array,
-    ModelFacts,
-    Request,
-    TokenDeltas,
-)
+from trencadis.records import Embedding, EmbeddingRequest, Float32Array, ModelFacts
 
-__all__ = ["EmbeddingEngine", "EmbeddingQueue"]
+__all__ = ["EmbeddingQueue"]
 
 logger = logging.getLogger("trencadis.engine")
 
 _SHARE: Final = 4
 """While sequences generate a micro-batch has at most one part in so many of the token budget: all their next tokens wait for it."""
+_SUSPECT_LOSSES, _MOST_LOSSES = 2, 3
+"""Lost micro-batches after which a text runs alone, and after which one that was lost alone has failed."""
+
 _NO_VECTOR = np.empty(0, np.float32)
 
 
@@ -181,11 +170,11 @@ class EmbeddingQueue:
     def _lost(self, batch: list[EmbeddingRequest], error: RanksLostError) -> None:
         """Let texts wait again; from the second loss on each runs alone, and one that is lost alone for the third time has failed."""
         self._num_losses.update(request.request_id for request in batch)
-        if len(batch) == 1 and self._num_losses[batch[0].request_id] >= MOST_LOSSES:
+        if len(batch) == 1 and self._num_losses[batch[0].request_id] >= _MOST_LOSSES:
             self.done = self._failed(batch, error)
             return
         again = {request.request_id: request for request in batch}
-        if max(self._num_losses[name] for name in again) >= SUSPECT_LOSSES:
+        if max(self._num_losses[name] for name in again) >= _SUSPECT_LOSSES:
             self.suspects.update(again)
         else:
             self.waiting = OrderedDict({**again, **self.waiting})
@@ -202,145 +191,3 @@ class EmbeddingQueue:
 
 def _embedding(request: EmbeddingRequest, *, vector: Float32Array = _NO_VECTOR, error: str = "") -> Embedding:
     return Embedding(request_id=request.request_id, vector=vector, num_tokens=len(request.token_ids), error=error)
-
-
-_EMPTY = np.empty(0, np.int32)
-
-
-class EmbeddingEngine:
-    """What :class:`~trencadis.engine.engine.Engine` offers, for a model that generates nothing. One thread calls it.
-
-    Made by :func:`trencadis.engine.build.build_engine`.
-
-    Args:
-        executor: Started: the model is loaded.
-        observers: Who watches; an encoder has no steps to show them, but they may have metrics of their own.
-        model: The loaded model.
-        max_model_len: Longest text, tokens.
-        max_num_batched_tokens: Tokens of a micro-batch.
-        plan_hash: Hash of the resolved plugins, versions and options.
-        on_close: Called once when the engine closes, before the executor does.
-
-    Attributes:
-        model: As given.
-        max_model_len: As given.
-        plan_hash: As given.
-        totals: Counters of steps; all stay 0.
-    """
-
-    is_stalled = False
-    num_running = 0
-    hashing = None
-
-    def __init__(
-        self,
-        *,
-        executor: Executor,
-        observers: Observers,
-        model: ModelFacts,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        plan_hash: str,
-        on_close: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.model = model
-        self.max_model_len = max_model_len
-        self.plan_hash = plan_hash
-        self.totals = EngineTotals()
-        self._executor = executor
-        self._observers = observers
-        self._on_close = on_close
-        self._queue = EmbeddingQueue(
-            executor, model, max_model_len=max_model_len, max_num_batched_tokens=max_num_batched_tokens
-        )
-        self._closed = False
-
-    def wake_by(self, wake: Callable[[], None]) -> None:
-        """Nothing but a text wakes it."""
-
-    def add(self, request: Request) -> int:
-        """Refuse a request for tokens.
-
-        Raises:
-            InvalidRequestError: Always.
-        """
-        raise InvalidRequestError(
-            f"request {request.request_id!r}: {self.model.architecture} is an encoder: this model only embeds.",
-            hint="Ask for embeddings, or name a model that generates in model.path.",
-        )
-
-    def embed(self, request: EmbeddingRequest) -> None:
-        """Queue a text; its vector comes in ``TokenDeltas.embeddings`` of a later step.
-
-        Raises:
-            InvalidRequestError: An empty text, a token id outside the vocabulary, or an id that is live.
-            PromptTooLongError: The model takes no text that long.
-        """
-        self._queue.add(request)
-
-    def abort(self, request_id: str) -> FinishedSequence | None:
-        """Forget a text that waits; None, as no sequence ends with it."""
-        self._queue.drop(request_id)
-        return None
-
-    def stop(self, request_id: str) -> FinishedSequence | None:
-        """Do nothing: there is no sequence to end."""
-        return None
-
-    def withdraw(self, request_id: str) -> FinishedSequence | None:
-        """Do nothing: there is no sequence to move."""
-        return None
-
-    @property
-    def has_work(self) -> bool:
-        """True while texts wait."""
-        return bool(self._queue)
-
-    @property
-    def num_waiting(self) -> int:
-        """Texts that wait."""
-        return len(self._queue)
-
-    def load(self) -> EngineLoad:
-        """Return how much there is to do."""
-        return EngineLoad(num_waiting=self.num_waiting)
-
-    def work_ahead(self) -> None:
-        """There is nothing to do ahead."""
-
-    def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is switched off; there is no scheduling to ask about.
-
-        Raises:
-            InvalidRequestError: Another question.
-        """
-        if question == "switched_off":
-            return off_table()
-        raise InvalidRequestError(
-            f"{self.model.architecture} is an encoder: there are no steps, and nothing is scheduled."
-        )
-
-    def metrics(self) -> str:
-        """Return what the observers measured, in Prometheus' text format; between steps."""
-        return self._observers.metrics() + off_metrics()
-
-    def step(self) -> TokenDeltas:
-        """Embed one micro-batch."""
-        embeddings: tuple[Embedding, ...] = ()
-        try:
-            embeddings = self._queue.run()
-        except RanksLostError as error:
-            restart_ranks(self._executor, error)
-        return TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY, embeddings=embeddings)
-
-    def close(self) -> None:
-        """Forget what waits, close observers and the executor; may be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self._queue.clear()
-        self._observers.close()
-        try:
-            self._on_close()
-        finally:
-            self._executor.close()

@@ -1,0 +1,1 @@
+"""Texts that are embedded: beside requests that generate, or by a model that does nothing else."""
