@@ -76,7 +76,6 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "flight recorder, restore": Feature(
         r"recorder|flight_|flight record|key_frame|[Ff]ramed|\brestored?\b",
-        ("inspect/flight_", "inspect/key_frame.py", "inspect/trailing_blocks.py"),
     ),
     "steady steps": Feature(r"steady|OpenStep|num_steps|_open\b|_opened|opens_steps|went_on|goes_on"),
     "LoRA places": Feature(r"adapter|lora", ("scheduling/adapters.py",)),

@@ -21,17 +21,24 @@ from typing import Any
 from engine_overhead import build, measure
 
 from trencadis.api import build_engine, load_with_plugins
+from trencadis.engine.stage import Stages
 from trencadis.records import Request, SamplingParams
+
+
+def take_away(engine: Any) -> None:
+    """Take the recorder out of an engine."""
+    engine._stages = Stages([stage for stage in engine._stages.all if stage.name != "flight_recorder"])
 
 
 def without_recorder(engine: Any, backend: Any, num_steps: int) -> float:
     """Return CPU seconds per step of an engine whose recorder is away, its trailing blocks too; they begin anew afterwards."""
-    recorder, engine._recorder = engine._recorder, None
+    stages, recorder = engine._stages, engine.stage("flight_recorder")
+    take_away(engine)
     for part in engine._state.blocks.parts:
         part.journal = None
     spent_s = measure(engine, backend, num_steps)
-    engine._recorder = recorder
-    recorder.follow(recorder.take_frame)
+    engine._stages = stages
+    recorder.follow()
     recorder._trail.target = 2**62  # as in mid-run: what a step changes is changed again
     return spent_s
 
@@ -66,7 +73,7 @@ def memory(num_sequences: int, *, num_steps: int = 800) -> dict[str, float]:
     for records in (True, False):
         engine, _ = build(num_sequences)
         if not records:
-            engine._recorder = None
+            take_away(engine)
         gc.collect()
         tracemalloc.start()
         for _ in range(num_steps):
@@ -80,7 +87,7 @@ def memory(num_sequences: int, *, num_steps: int = 800) -> dict[str, float]:
 def frame(num_blocks: int) -> dict[str, float]:
     """Return what a key frame costs with a full prefix cache, at 256 running sequences, and what the trailing blocks hold for it."""
     engine, _ = build(256, num_blocks=num_blocks)
-    recorder, blocks = engine.flight_recorder, engine._state.blocks
+    recorder, blocks = engine.stage("flight_recorder"), engine._state.blocks
     for part in blocks.parts:
         part.journal = None
     for first in range(0, num_blocks, 1000):
@@ -90,7 +97,7 @@ def frame(num_blocks: int) -> dict[str, float]:
         blocks.release(kept, now_s=0.0)
     gc.collect()
     tracemalloc.start()
-    recorder.follow(recorder.take_frame)
+    recorder.follow()
     trailing = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     spent = []

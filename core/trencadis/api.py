@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from trencadis.engine.cache.hashing import BlockHasher
     from trencadis.engine.engine import Engine
     from trencadis.engine.guard import Guarded
-    from trencadis.engine.inspect.flight_recorder import FlightRecorder
     from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
     from trencadis.engine.request_check import check_request
     from trencadis.engine.stage import AnyEngine
@@ -121,7 +120,6 @@ _HOMES = {
     "EnginePhase": "activity",
     "EngineTotals": "records",
     "FailureCosts": "failure_costs",
-    "FlightRecorder": "engine.inspect.flight_recorder",
     "Frontend": "client.frontend",
     "Guarded": "engine.guard",
     "GuardedEviction": "engine.cache.guarded",
@@ -221,7 +219,6 @@ __all__ = [
     "EnginePhase",
     "EngineTotals",
     "FailureCosts",
-    "FlightRecorder",
     "Frontend",
     "Guarded",
     "GuardedEviction",

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Command, CommandGroup, Component, ComponentContext
+from trencadis.interfaces import Command, CommandGroup, Component, ComponentContext, StageDefinition
 from trencadis.interfaces.kv_connector import INTERFACE_VERSION
 from trencadis_tools.simulated_store.config import SimulatedStoreConfig
 
 if TYPE_CHECKING:
     from trencadis.interfaces import ConnectorPair
 
-__all__ = ["trencadis_check_lock", "trencadis_commands", "trencadis_kv_connectors"]
+__all__ = ["trencadis_check_lock", "trencadis_commands", "trencadis_kv_connectors", "trencadis_stages"]
 
 _COMMANDS = {
     CommandGroup.LOOKING: {
@@ -60,6 +60,23 @@ def trencadis_check_lock(file: Path, config: Any, registry: Any) -> None:
     from trencadis_tools.lock import check_lock
 
     check_lock(file, config, registry)
+
+
+@hookimpl
+def trencadis_stages() -> Iterable[StageDefinition]:
+    """Yield ``flight_recorder``."""
+    yield StageDefinition(
+        name="flight_recorder",
+        make=_make_recorder,
+        summary="Keeps the last steps, to be written when something goes wrong and replayed.",
+        before=frozenset({"defragmenter", "swap", "transfer"}),
+    )
+
+
+def _make_recorder(makings: Any) -> Any:
+    from trencadis_tools.recorder.flight_recorder import make_recorder
+
+    return make_recorder(makings)
 
 
 @hookimpl

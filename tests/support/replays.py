@@ -19,6 +19,7 @@ from trencadis.records.flight_record import FlightRecord, decode_flight_record, 
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
 from trencadis_tools.replay import ReplayedSteps, replay_exactly
+from trencadis_tools.replay.replayed_engine import recorder_of
 
 __all__ = ["TickingClock", "record_of", "recording_engine", "replayed", "serve_at_random"]
 
@@ -101,9 +102,7 @@ def serve_at_random(engine: Engine, seed: int, *, num_rounds: int, first: int = 
 
 def record_of(engine: Engine) -> FlightRecord:
     """Return the engine's record as a file gives it back."""
-    recorder = engine.flight_recorder
-    assert recorder is not None
-    return decode_flight_record(encode_flight_record(recorder.record(reason="request")))
+    return decode_flight_record(encode_flight_record(recorder_of(engine).record(reason="request")))
 
 
 def replayed(record: FlightRecord) -> ReplayedSteps:

@@ -9,14 +9,10 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from typing import TypeVar
-
-import attrs
 
 from trencadis.activity import ACTIVITY
 from trencadis.clock import Clock, HeldClock, Phases, SystemClock
-from trencadis.config.dump import dump_config
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
 from trencadis.engine.batching.warmup import check_misses, completing_buckets, listed_buckets, warm_up
@@ -28,8 +24,6 @@ from trencadis.engine.commit.recovery import restart_ranks
 from trencadis.engine.engine import Engine
 from trencadis.engine.guard import Guarded
 from trencadis.engine.inspect.administration import Administration
-from trencadis.engine.inspect.flight_files import FlightFiles
-from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.off import off_metrics, off_table
 from trencadis.engine.layout_support import check_layout
@@ -57,7 +51,6 @@ from trencadis.records import (
 )
 from trencadis.registry import Registry, resolve_plan
 from trencadis.registry.building import Builder, Meters, budget_of
-from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.startup import LEDGER, end_start, is_own_process, rare_collections, release_freed
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
 
@@ -266,50 +259,11 @@ def compose_engine(
         model=parts.model,
         depth=kinds.depth,
         administration=administration,
-        recorder=_recorder(config, parts, state, administration, depth=kinds.depth),
         warm_up=warmed,
         on_close=parts.on_close,
         check_params=parts.check_params,
         device_label=parts.device_label,
         is_portable=parts.is_portable,
-    )
-
-
-def _recorder(
-    config: Config, parts: Parts, state: EngineState, administration: Administration, *, depth: int
-) -> FlightRecorder | None:
-    """Return what records the engine's steps; None if that is switched off."""
-    settings = config.flight_recorder
-    if not settings.num_steps:
-        return None
-    tables, version = dump_config(config, secrets=False), ""
-    obstacles = []
-    if tables["cache"].pop("shared_prefixes"):
-        obstacles.append("cache.shared_prefixes: beginnings that all salts share are texts, which no record holds")
-    if "kv_connector" in parts.made:
-        obstacles.append("a KV connector loads and saves blocks at moments that no record holds")
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        version = metadata.version(OUR_DISTRIBUTION)
-    facts = FlightFacts(
-        version=version,
-        config=tables,
-        components=parts.components,
-        model=attrs.asdict(parts.model),
-        capabilities={
-            **attrs.asdict(parts.executor.capabilities),
-            "provides": sorted(parts.executor.capabilities.provides),
-        },
-        num_in_flight=depth,
-        max_draft_tokens=parts.speculation.speculator.max_draft_tokens if parts.speculation else 0,
-        obstacles=tuple(obstacles),
-    )
-    return FlightRecorder(
-        state,
-        facts,
-        FlightFiles(settings),
-        num_steps=settings.num_steps,
-        max_bytes=settings.max_bytes,
-        plan_hash=lambda: administration.plan_hash,
     )
 
 

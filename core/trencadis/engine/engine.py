@@ -14,6 +14,8 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -29,8 +31,6 @@ from trencadis.engine.commit.recovery import Recovery, restart_ranks
 from trencadis.engine.guarded_stage import guarded
 from trencadis.engine.inspect.accounting import Accounting
 from trencadis.engine.inspect.administration import Administration
-from trencadis.engine.inspect.flight_recorder import COMMIT, FAILURE, FlightRecorder
-from trencadis.engine.inspect.key_frame import FramedParts
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.off import off_metrics
@@ -41,9 +41,8 @@ from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.speculation.drafting import Drafting
 from trencadis.engine.stage import EngineParts, Stage, Stages
 from trencadis.engine.state import EngineState
-from trencadis.engine.step import SubmittedStep
+from trencadis.engine.step import SchedulingChanged, SubmittedStep
 from trencadis.errors import (
-    BackendError,
     ContractError,
     InvalidRequestError,
     RanksLostError,
@@ -111,7 +110,6 @@ class Engine:
         model: ModelFacts,
         depth: int,
         administration: Administration | None = None,
-        recorder: FlightRecorder | None = None,
         stages: Sequence[Stage] = (),
         warm_up: WarmUp | None = None,
         on_close: Callable[[], None] = lambda: None,
@@ -141,21 +139,9 @@ class Engine:
         self._outputs = OutputCheck(vocab_size=model.vocab_size, label=device_label)
         self._ended: list[FinishedSequence] = []
         self._num_idle_steps = 0
-        # What is off is not on the path of a step.
-        self._recorder = recorder
-        self._framed = FramedParts(
-            state=state,
-            scheduler=scheduler,
-            policy=policy,
-            recovery=self._recovery,
-            in_flight=self._in_flight,
-            stages={stage.name: stage for stage in stages if isinstance(stage, Restorable)},
-        )
         self.wake: Callable[[], None] = lambda: None
         self._bind(stages, config, limits)
         self._committer = Committer(state)
-        if recorder is not None and not state.on_filled:
-            recorder.follow(self._framed.take)
         self._closed = False
         self.is_paused = False
         self._on_close = on_close
@@ -167,25 +153,36 @@ class Engine:
         """Give the stages the parts that they use, and call them at their moments from now on."""
         state, scheduler = self._state, self._scheduler
         self._stages = Stages(stages, guard=guarded)
-        parts = EngineParts(
+        self._parts = EngineParts(
             config=config,
             state=state,
             executor=self._executor,
             model=self.model,
             limits=limits,
+            depth=self._depth,
+            policy=self._policy,
+            in_flight=self._in_flight,
+            kept={
+                "scheduler": scheduler,
+                "order": scheduler.admission.cached_order,
+                "preemptor": scheduler.preemptor,
+                "recovery": self._recovery,
+                "policy": self._policy,
+                **{stage.name: stage for stage in stages if isinstance(stage, Restorable)},
+            },
             add=self.add,
             abort=self.abort,
             append=StopCheck(state).append,
             ended=self._ended,
-            obstacle=lambda words: None if self._recorder is None else self._recorder.obstacle(words),
             wake=self._wake_owner,
-            notes=lambda: scheduler.notes,
+            notes=partial(getattr, scheduler, "notes"),
+            plan_hash=lambda: self._administration.plan_hash,
             warm_up=self.warm_up,
             buckets=self._builder.passes,
             take_part=self._stages.take_part,
         )
         for stage in self._stages.called:
-            stage.bind(parts)
+            stage.bind(self._parts)
         state.leaving = self._stages.leaving
         scheduler.admission.claims = self._stages.claim
         asks = self._stages.wants_empty_plan
@@ -227,8 +224,6 @@ class Engine:
             state.set_aside(sequence, obstacles[0], is_queued=True, num_holds=len(obstacles))
         else:
             state.enqueue(sequence)
-        if self._recorder is not None:
-            self._recorder.added(sequence)
         try:
             self._policy.on_added(slot=slot, request=request)
         except StepFailedError as error:
@@ -359,47 +354,26 @@ class Engine:
         """Return the answer to an operator's question, or make a change; see :class:`Administration`.
 
         The engine's own: ``totals``, the fields of :class:`~trencadis.engine.inspect.accounting.EngineTotals` and ``drafter``, the name of the
-        speculator that drafts now; and ``flight_record``, which writes one and returns ``paths``. Stages have their own.
+        speculator that drafts now. Stages have their own.
 
         Raises:
             TrencadisError: See :meth:`Administration.answer`.
         """
         if question == "totals":
             return {**attrs.asdict(self.totals), "drafter": self._drafting.drafter}
-        if question == "flight_record":
-            return self._flight_record()
         own = self._answers.get(question)
         if own is not None:
             return self._administration.answered(question, own, arguments)
         answer = self._administration.answer(question, arguments)
-        if question == "set_scheduling" and self._recorder is not None:
-            self._recorder.changed(*self._administration.scheduling_in_force(arguments["table"]))
+        if question == "set_scheduling":
+            change, in_force, components = self._administration.scheduling_in_force(arguments["table"])
+            self._parts.tell(SchedulingChanged(change=change, in_force=in_force, components=components))
         return answer
 
     @property
-    def flight_recorder(self) -> FlightRecorder | None:
-        """What records the steps; None if that is switched off."""
-        return self._recorder
-
-    def restore(self, frame: Mapping[str, Any], **known: Any) -> None:
-        """Put an engine that was just built into a recorded state; see :meth:`~trencadis.engine.inspect.key_frame.FramedParts.restore`."""
-        self._framed.restore(frame, **known)
-        if self._recorder is not None:
-            self._recorder.follow(self._framed.take)
-            for slot in self._state.slot_of.values():
-                self._recorder.adopted(self._state.table.sequence(slot))
-
-    def _flight_record(self) -> dict[str, Any]:
-        if self._recorder is None:
-            raise InvalidRequestError(
-                "this engine keeps no flight record.", hint="Set flight_recorder.num_steps above 0 and start it again."
-            )
-        path = self._recorder.dump("request")
-        if path is None:
-            raise BackendError(
-                "the flight record could not be written.", hint="See the log, and flight_recorder.folder."
-            )
-        return {"paths": [str(path)]}
+    def dumps(self) -> tuple[Callable[[str, str], Path | None], ...]:
+        """What writes the last steps to a file, from any thread, also while the engine hangs; see :meth:`~trencadis.engine.stage.Stage.dump`."""
+        return self._stages.dump
 
     def stage(self, name: str) -> Any:
         """Return a stage by name, for tests and debuggers.
@@ -499,15 +473,15 @@ class Engine:
         else:
             self._watch_progress()
         compiles = step.pass_counts.compiles
-        wait_s = self._clock.now_s()
+        step.wait_s = self._clock.now_s()
         ACTIVITY.begin_step(plan.step, _COMPILING if compiles else _FORWARD)
         try:
             output = self._outputs.output_of(step)
         except Exception as error:
             self._step_failed(plan, error)
             return self._end_step(None, None, self._announce_all(_NOTHING))
-        start_s = self._time.held_s = self._clock.now_s()
-        ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else start_s - wait_s)
+        step.output_s = self._time.held_s = self._clock.now_s()
+        ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else step.output_s - step.wait_s)
         for received in self._stages.received:
             received(step, output)
         deltas = self._committer.commit(plan, output)
@@ -517,14 +491,8 @@ class Engine:
             self._drafting.verified(plan, output)
         if deltas.finished or self._ended:
             deltas = self._announce_all(deltas)
-        end_s = self._clock.now_s()
-        commit_s = end_s - start_s
-        self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
-        recorder = self._recorder
-        if recorder is not None:
-            emitted = None if plan.drafts is None else output.num_emitted
-            recorder.note((COMMIT, start_s, wait_s, end_s, step.plan_s, output.device_s, emitted, output.row_errors))
-            recorder.committed(plan.step, self._scheduler.next_step)
+        step.commit_s = self._clock.now_s() - step.output_s
+        self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted)
         return self._end_step(step, output, deltas)
 
     def _end_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
@@ -538,8 +506,6 @@ class Engine:
         ACTIVITY.begin(_SCHEDULING)
         start_s = self._time.held_s = self._clock.now_s()
         plan = self._plan()
-        if self._recorder is not None:
-            self._recorder.planned(start_s, self._scheduler.notes, plan)
         if plan is None:
             for after_plan in self._stages.after_plan:
                 after_plan(None)
@@ -624,8 +590,6 @@ class Engine:
         if slot is None:
             return None
         self._time.hold()
-        if self._recorder is not None:
-            self._recorder.ended(slot, reason)
         finished = self._state.finish(self._state.table.sequence(slot), reason)
         self._announce(finished)
         return finished
@@ -646,8 +610,6 @@ class Engine:
         tenant = int(self._state.table.tenant[finished.slot])
         for left in self._stages.left:
             left(finished)
-        if self._recorder is not None:
-            self._recorder.finished(finished)
         self._recovery.forget(finished.slot)
         if self._drafting.is_on:
             self._drafting.finished(finished.slot, finished.token_ids)
@@ -660,15 +622,10 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------ failures
 
-    def _step_failed(self, plan: Plan, error: Exception, *, was_submitted: bool = True) -> None:
+    def _step_failed(self, plan: Plan, error: Exception) -> None:
         """Undo a step that failed, and the steps in flight after it."""
         self.totals.num_failed_steps += 1
-        now_s = self._time.hold()
-        if self._recorder is not None:
-            self._recorder.note((FAILURE, now_s, plan.step, type(error).__name__, was_submitted))
-            if not was_submitted:
-                self._recorder.obstacle("a plan was refused before it ran")
-            self._recorder.dump_fault(f"step {plan.step} failed: {type(error).__name__}")
+        self._time.hold()
         dropped = []
         while self._in_flight:
             dropped.append(self._drain_one())
@@ -698,18 +655,15 @@ class Engine:
 
     def _refused(self, plan: Plan, error: Exception) -> None:
         """Undo a plan that was not submitted."""
-        self._step_failed(plan, error, was_submitted=False)
+        self._step_failed(plan, error)
         rows = set(plan.rows.tolist())
         self._state.row_starts = [start for start in self._state.row_starts if start.row not in rows]
 
     def _end_everything(self, error: StepFailedError) -> None:
         """End every live request: without a working strategy no step can be made."""
         self.totals.num_failed_steps += 1
-        if self._recorder is not None:
-            self._recorder.obstacle(
-                f"a strategy failed for good: {type(error.__cause__ or error).__name__}", lasts=True
-            )
-            self._recorder.dump_fault("a strategy failed, and every live request ends")
+        for failed in self._stages.failed:
+            failed((), error)
         self._faults.say("everything", f"{error} Every live request ends.", error=error.__cause__, level=logging.ERROR)
         while self._in_flight:
             self._drain_one()

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -159,6 +160,11 @@ class StageGuard(Guard[Stage]):
         found = self._tried("metrics", {})
         return found if isinstance(found, Mapping) else {}
 
+    def dump(self, reason: str, cause: str) -> Path | None:
+        """Have it write a file; None where it raises."""
+        found: Path | None = self._tried("dump", None, reason, cause)
+        return found
+
     def close(self) -> None:
         """Close it, whether it is off or not."""
         self._tried("close", None)
@@ -251,9 +257,9 @@ class StageGuard(Guard[Stage]):
     def _hint(self) -> str:
         return self._strategy.remedy
 
-    def _tried(self, method: str, otherwise: Any) -> Any:
+    def _tried(self, method: str, otherwise: Any, *args: Any) -> Any:
         try:
-            return getattr(self._strategy, method)()
+            return getattr(self._strategy, method)(*args)
         except BaseException as error:
             reraise_interrupt(error)
             self._note_fault(method, error)

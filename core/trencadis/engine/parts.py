@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -33,6 +34,8 @@ from trencadis.registry.stages import RegisteredStage
 from trencadis.registry.switching import SchedulingInForce
 
 __all__ = ["CommonParts", "Parts", "make_bare_parts", "make_parts", "make_stages"]
+
+logger = logging.getLogger("trencadis.engine")
 
 
 @attrs.frozen(kw_only=True)
@@ -200,12 +203,17 @@ def _stages(builder: Builder) -> tuple[RegisteredStage, ...]:
         "transfer": "kv_connector" in builder.plan.choices,
     }
     is_blocked = any(name.rpartition(":")[2] == "stages" for name in config.plugins.blocked)
-    missing = {name for name, is_needed in needed.items() if is_needed} - {one.definition.name for one in stages}
+    names = {one.definition.name for one in stages}
+    missing = {name for name, is_needed in needed.items() if is_needed} - names
     if is_blocked or missing:
         raise PluginError(
             f"the built-in stages are missing{': ' if missing else ''}{', '.join(sorted(missing))}: an engine would leave out what the "
             "configuration asks for.",
             hint='Take the plugin "stages" out of [plugins] blocked, or install trencadis again.',
+        )
+    if config.flight_recorder.num_steps and "flight_recorder" not in names:
+        logger.warning(
+            'No step is recorded: the plugin "tools" is not loaded. Load it, or set flight_recorder.num_steps to 0.'
         )
     return stages
 
@@ -223,6 +231,7 @@ def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Me
         layout=layout,
         made=parts.made.get,
         meter=meters,
+        components=parts.components,
         sampling_fingerprint=parts.sampling_fingerprint,
         can_start_with=parts.can_start_with,
         is_portable=parts.is_portable,

@@ -14,19 +14,22 @@ What a stage of another distribution raises at a moment is contained, and its an
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 
 from trencadis.config import Config
+from trencadis.engine.guard import Guarded
 from trencadis.engine.sequences import Claim, Leaving, Sequence, When
 from trencadis.engine.state import EngineState
-from trencadis.engine.step import StepNotes, SubmittedStep
+from trencadis.engine.step import Obstacle, SchedulingChanged, StepNotes, SubmittedStep
 from trencadis.errors import ContractError, RanksLostError
 from trencadis.faults import CallMeter, shown
-from trencadis.interfaces import AllocationPlan, Executor, SamplingFingerprint
+from trencadis.interfaces import AllocationPlan, Executor, Restorable, SamplingFingerprint, SchedulingPolicy
 from trencadis.interfaces.laws import Law, law, of_type, tell, tell_always
 from trencadis.records import (
     Batch,
@@ -78,6 +81,7 @@ class Makings:
         layout: Over how many ranks the model is divided.
         made: Returns the component of a noun, or None if the configuration chooses none.
         meter: Returns what measures the calls of a component, by its noun and label, and ``thread`` if it is not the engine's.
+        components: Name, distribution, version and digest of every component, by dotted path of the setting that names it.
         sampling_fingerprint: Tells another engine how tokens are chosen here; None: none is to choose one.
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
@@ -91,6 +95,7 @@ class Makings:
     layout: ParallelLayout
     made: Callable[[str], Made | None]
     meter: Callable[..., CallMeter]
+    components: Mapping[str, tuple[str, str, str, str]] = attrs.Factory(dict)
     sampling_fingerprint: SamplingFingerprint | None = None
     can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
     is_portable: Callable[[SamplingParams], bool] = lambda _: True
@@ -258,17 +263,23 @@ class EngineParts:
         executor: Runs batches; the model is loaded and the cache allocated.
         model: The loaded model.
         limits: Sizes of this engine.
+        depth: Most steps in flight at once.
+        policy: The scheduling policy.
+        in_flight: Steps that were submitted and are not committed, the oldest first.
+        kept: What the engine keeps from step to step beside its state, by name: ``scheduler``, ``order``, ``preemptor``, ``recovery``,
+            ``policy``, and the stages that can be restored.
         add: Queues a request as a client's is; returns its slot.
         abort: Ends a request in any state; returns its sequence, or None if there is none of this id.
         append: Gives tokens to a sequence that holds no row, int32 ``[n]``; returns it if the last of them ends it.
         ended: Sequences that ended outside a commit; the next step announces what is appended.
-        obstacle: Notes, in words, what keeps a record of the steps from being replayed exactly.
+        listeners: Called with each notice: what happens to the engine at no moment of a step.
         wake: Wakes the engine's loop, from any thread: there is work.
         notes: Returns what the newest plan decided, and why; see ``StepNotes``.
         warm_up: Buckets that were prepared before the first request.
         buckets: The buckets in which passes run.
         take_part: With False a stage has nothing to do in steps for now: ``before_step``, ``after_plan``, ``after_build``, ``received`` and
             ``after_step`` are not called, and ``wants_step`` is not asked. True is the start.
+        plan_hash: Returns the hash of the plan in force.
     """
 
     config: Config
@@ -276,16 +287,26 @@ class EngineParts:
     executor: Executor
     model: ModelFacts
     limits: BucketLimits
+    depth: int
+    policy: Guarded[SchedulingPolicy]
+    in_flight: deque[SubmittedStep]
+    kept: Mapping[str, Restorable]
     add: Callable[[Request], int]
     abort: Callable[[str], FinishedSequence | None]
     append: Callable[[Sequence, Int32Array], FinishedSequence | None]
     ended: list[FinishedSequence]
-    obstacle: Callable[[str], None]
     wake: Callable[[], None]
     notes: Callable[[], StepNotes]
     warm_up: WarmUp
     buckets: PassBuckets
     take_part: Callable[[Stage, bool], None]
+    plan_hash: Callable[[], str]
+    listeners: list[Callable[[Obstacle | SchedulingChanged], None]] = attrs.field(factory=list, init=False)
+
+    def tell(self, notice: Obstacle | SchedulingChanged) -> None:
+        """Tell those who listen."""
+        for hear in self.listeners:
+            hear(notice)
 
 
 def _claim_test(method: str, answer: Any, sequence: Sequence) -> Claim | None:
@@ -468,7 +489,8 @@ class Stage:
         """Called when steps failed, before their sequences are computed anew.
 
         Args:
-            plans: The failed one first, then those submitted after it, which are dropped. Empty: ranks were lost outside a step.
+            plans: The failed one first, then those submitted after it, which are dropped. Empty: ranks were lost outside a step; or, if
+                ``error`` is no ``RanksLostError``, a strategy failed for good, and every live request ends.
             error: A ``RanksLostError``: no KV block holds anything any more.
         """
 
@@ -510,6 +532,17 @@ class Stage:
         """Return metrics in Prometheus' text format, by who is named if they cannot be shown."""
         return {}
 
+    def dump(self, reason: str, cause: str) -> Path | None:
+        """Write what the stage knows of the last steps to a file; returns its path, or None if that failed.
+
+        Called from any thread, also while the engine hangs.
+
+        Args:
+            reason: ``stall`` or ``signal``.
+            cause: Who asked.
+        """
+        return None
+
     def close(self) -> None:
         """Free everything; called once, after the last step."""
 
@@ -529,6 +562,7 @@ _CALLED = (
     "wants_empty_plan",
     "idle",
     "drop",
+    "dump",
 )
 _IN_STEPS = frozenset({"before_step", "after_plan", "after_build", "received", "after_step", "wants_step"})
 
@@ -550,6 +584,7 @@ class Stages:
         wants_empty_plan: The question of that name.
         idle: The same.
         drop: What forgets requests of other kinds.
+        dump: What writes files of the last steps.
     """
 
     accept: tuple[Callable[[Request], Request], ...]
@@ -568,6 +603,7 @@ class Stages:
     wants_empty_plan: tuple[Callable[[], bool], ...]
     idle: tuple[Callable[[], float | None], ...]
     drop: tuple[Callable[[str], bool], ...]
+    dump: tuple[Callable[[str, str], Path | None], ...]
 
     def __init__(self, stages: Iterable[Stage] = (), *, guard: Callable[[Stage], Any] = lambda stage: stage) -> None:
         self.all = tuple(stages)

@@ -13,7 +13,17 @@ from trencadis.errors import InternalError
 from trencadis.interfaces import PendingStep, TokenSplit
 from trencadis.records import Bucket, Int32Array, Pass, Plan, StepOutput
 
-__all__ = ["NO_PASSES", "PassCounts", "Preemption", "StepNotes", "Stop", "SubmittedStep"]
+__all__ = [
+    "NOT_SUBMITTED",
+    "NO_PASSES",
+    "Obstacle",
+    "PassCounts",
+    "Preemption",
+    "SchedulingChanged",
+    "StepNotes",
+    "Stop",
+    "SubmittedStep",
+]
 
 _EMPTY = np.empty(0, np.int32)
 _MAX_RANKS = 4096
@@ -59,6 +69,9 @@ class SubmittedStep:
         passes: Forwards of its batch.
         start_s: Engine clock when its planning began.
         plan_s: Seconds to plan, build and submit it.
+        wait_s: Engine clock when the engine began to wait for its output.
+        output_s: Engine clock when its output was there.
+        commit_s: Seconds to commit it.
         num_prompt_tokens_admitted: Prompt tokens of the sequences that its plan admitted.
         num_prompt_tokens_cached: Those of them that were cached.
         num_recomputed_tokens: Its tokens that had been computed before a preemption.
@@ -74,6 +87,9 @@ class SubmittedStep:
     passes: tuple[Pass, ...] = ()
     start_s: float = 0.0
     plan_s: float = 0.0
+    wait_s: float = 0.0
+    output_s: float = 0.0
+    commit_s: float = 0.0
     num_prompt_tokens_admitted: int = 0
     num_prompt_tokens_cached: int = 0
     num_recomputed_tokens: int = 0
@@ -82,6 +98,32 @@ class SubmittedStep:
     num_quarantined: int = 0
     num_brought: int = 0
     stats: dict[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Obstacle:
+    """Something that keeps a record of the steps from being replayed exactly.
+
+    Attributes:
+        words: What happened, the middle of a sentence.
+    """
+
+    words: str
+
+
+@attrs.frozen(kw_only=True)
+class SchedulingChanged:
+    """A change of scheduling, between two steps.
+
+    Attributes:
+        change: The table of the change, with its options as they are in force, without secrets.
+        in_force: Scheduling in force now, as a change of the configuration.
+        components: Code of the components that schedule now, by dotted path of the setting that names each.
+    """
+
+    change: Mapping[str, Any]
+    in_force: Mapping[str, Any]
+    components: Mapping[str, tuple[str, str, str, str]]
 
 
 @attrs.frozen

@@ -103,8 +103,8 @@ def _serve(start: StartMessage, channel: Channel) -> None:
             start=LEDGER.entries,
         )
         channel.send(encode(ready))
-        if isinstance(engine, Engine) and engine.flight_recorder is not None:
-            record_at_signal(engine.flight_recorder)
+        if isinstance(engine, Engine) and engine.dumps:
+            record_at_signal(engine.dumps)
         gc.freeze()  # loaded objects live as long as the process: keep them out of collections
         clock = SystemClock() if start.sends_load else None
         EngineWorker(engine, channel, beat_s=beat_s(config.engine.watchdog_s), load_clock=clock).run()

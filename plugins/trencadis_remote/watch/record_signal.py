@@ -1,6 +1,6 @@
 """Signal handler that writes the flight record of an engine's process, even while the engine hangs.
 
-    SIGUSR2 ─▶ Python's C handler ─▶ pipe ─▶ a thread of its own: FlightRecorder.dump
+    SIGUSR2 ─▶ Python's C handler ─▶ pipe ─▶ a thread of its own: Engine.dumps
 
 Only C code that holds Python's lock keeps the thread from running; what the engine's thread waits for does not.
 """
@@ -11,12 +11,10 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from trencadis.api import ACTIVITY
-
-if TYPE_CHECKING:
-    from trencadis.api import FlightRecorder
 
 __all__ = ["RECORD_SIGNAL", "ignore_record_signal", "record_at_signal"]
 
@@ -33,11 +31,11 @@ def ignore_record_signal() -> None:
         signal.signal(RECORD_SIGNAL, signal.SIG_IGN)
 
 
-def record_at_signal(recorder: FlightRecorder) -> None:
+def record_at_signal(dumps: Sequence[Callable[[str, str], object]]) -> None:
     """Write a record at each signal from now on. Called on the main thread.
 
     Args:
-        recorder: Recorder of the engine.
+        dumps: Functions that write a record, given a reason and a cause.
     """
     if RECORD_SIGNAL is None:
         return
@@ -46,14 +44,15 @@ def record_at_signal(recorder: FlightRecorder) -> None:
     signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
     signal.signal(RECORD_SIGNAL, lambda *_: None)
     threading.Thread(
-        target=_serve, args=(source, RECORD_SIGNAL, recorder), name="trencadis-flight-record", daemon=True
+        target=_serve, args=(source, RECORD_SIGNAL, dumps), name="trencadis-flight-record", daemon=True
     ).start()
 
 
-def _serve(source: int, asked: signal.Signals, recorder: FlightRecorder) -> None:
+def _serve(source: int, asked: signal.Signals, dumps: Sequence[Callable[[str, str], object]]) -> None:
     while numbers := os.read(source, 64):
         if asked in numbers:
             beat = ACTIVITY.num_beats
             time.sleep(_LOOK_S)
             hangs = beat == ACTIVITY.num_beats
-            recorder.dump("stall" if hangs else "signal", f"signal {asked.name}")
+            for dump in dumps:
+                dump("stall" if hangs else "signal", f"signal {asked.name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from trencadis.engine.stage import EngineParts, Stage
-from trencadis.engine.step import SubmittedStep
+from trencadis.engine.step import Obstacle, SubmittedStep
 from trencadis.errors import InvalidRequestError, RanksLostError
 from trencadis.records import Embedding, EmbeddingRequest, Request, StepOutput, TokenDeltas
 from trencadis_stages.embedding.queue import EmbeddingQueue
@@ -22,7 +22,7 @@ class EmbeddingStage(Stage):
 
     def bind(self, engine: EngineParts) -> None:
         """Take the parts, and rest until a text comes."""
-        self._state, self._obstacle, self._take_part = engine.state, engine.obstacle, engine.take_part
+        self._state, self._tell, self._take_part = engine.state, engine.tell, engine.take_part
         self._queue = EmbeddingQueue(
             engine.executor,
             engine.model,
@@ -60,7 +60,7 @@ class EmbeddingStage(Stage):
         try:
             self._embedded = self._queue.run(is_alone=not self._state.slot_of)
         except RanksLostError:
-            self._obstacle("ranks were lost while a text was embedded")
+            self._tell(Obstacle("ranks were lost while a text was embedded"))
             raise
 
     def after_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:

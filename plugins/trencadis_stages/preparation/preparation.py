@@ -14,6 +14,7 @@ from typing import Any
 from trencadis.clock import SimulatedClock
 from trencadis.engine.sequences import Claim, Leaving, Sequence, SequenceState
 from trencadis.engine.stage import EngineParts, Makings, Stage
+from trencadis.engine.step import Obstacle
 from trencadis.errors import RequestError, RequestRefusedError
 from trencadis.failure_costs import FailureCosts, tenant_key
 from trencadis.faults import FaultLog, as_words
@@ -47,8 +48,8 @@ class Preparation(Stage):
     def bind(self, engine: EngineParts) -> None:
         """Take the parts; under a simulated clock what is begun is waited for, so that a run is the same each time."""
         self._state, self._wake, self._ended = engine.state, engine.wake, engine.ended
-        self._obstacle, self._take_part = engine.obstacle, engine.take_part
         self._costs = FailureCosts(engine.state.clock)
+        self._tell, self._take_part = engine.tell, engine.take_part
         self._waits = isinstance(engine.state.clock.source, SimulatedClock)
         self._take_part(self, False)
 
@@ -100,7 +101,7 @@ class Preparation(Stage):
         if all(future.done() for future in futures):
             return ""
         self._count(1)
-        self._obstacle(f"request {sequence.request.request_id!r} waited for its sampler, such as for a grammar")
+        self._tell(Obstacle(f"request {sequence.request.request_id!r} waited for its sampler, such as for a grammar"))
 
         def done(_: Future[Any]) -> None:
             self._done.append(sequence)

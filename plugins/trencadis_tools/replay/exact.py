@@ -29,6 +29,7 @@ from trencadis_tools.replay.replayed_engine import (
     ScriptedClock,
     as_of_a_record,
     change_scheduling,
+    recorder_of,
     replayed_engine,
     restore,
 )
@@ -204,8 +205,7 @@ def _replay(
     script = _Script(record, stand_ins, clock)
     config = _with_recorded_drafts(record, config, registry, script)
     engine = replayed_engine(record, config, registry, clock=clock, executor=script)
-    recorder = engine.flight_recorder
-    assert recorder is not None, "it is on in a replay"
+    recorder = recorder_of(engine)
     number, num_steps, num_noted = 0, 0, 0
     try:
         if record.scheduling is not None:

@@ -29,6 +29,7 @@ from trencadis.faults import as_words
 from trencadis.interfaces import PendingStep
 from trencadis.records import Plan, Request
 from trencadis.records.flight_record import ComponentCode, FlightRecord, RecordedChange
+from trencadis_tools.recorder.flight_recorder import FlightRecorder
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
 from trencadis_tools.replay.stand_ins import StandIns
 
@@ -40,6 +41,7 @@ __all__ = [
     "check_code",
     "check_replayable",
     "recorded_config",
+    "recorder_of",
     "replayed_engine",
     "restore",
     "table_of",
@@ -273,6 +275,12 @@ def replayed_engine(
     return engine
 
 
+def recorder_of(engine: Engine) -> FlightRecorder:
+    """Return the flight recorder of an engine that records its steps."""
+    recorder: FlightRecorder = engine.stage("flight_recorder")
+    return recorder
+
+
 def restore(
     engine: Engine, frame: Mapping[str, Any], stand_ins: StandIns, executor: ReplayExecutor, **options: bool
 ) -> None:
@@ -283,7 +291,7 @@ def restore(
         frame: Key frame of the record.
         stand_ins: Requests of the record.
         executor: Executor of the engine.
-        options: ``restores_scheduling`` and ``restores_eviction``, passed to ``Engine.restore``.
+        options: ``restores_scheduling`` and ``restores_eviction`` of :func:`~trencadis_tools.recorder.key_frame.restore_frame`.
     """
     rows = frame["table"]["row"]
     number_of_slot = {
@@ -306,4 +314,6 @@ def restore(
         known = plan.starts + plan.num_scheduled - num_drafts
         return executor.pending(PlannedStep(plan.step, numbers, known, plan.samples.astype(np.int32)), None)
 
-    engine.restore(frame, request_of=request_of, tokens_of=stand_ins.tokens.__getitem__, pending=pending, **options)
+    recorder_of(engine).restore(
+        frame, request_of=request_of, tokens_of=stand_ins.tokens.__getitem__, pending=pending, **options
+    )

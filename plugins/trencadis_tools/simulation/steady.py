@@ -49,8 +49,8 @@ class SteadyEngine(Engine):
             device: The engine's executor.
             max_steps: At least 1.
         """
-        is_watched = self._recorder is not None or self._observers.watched or self._policy.shadow is not None
         is_divided = len(self._state.blocks.parts) > 1
+        is_watched = self._stages.after_step or self._observers.watched or self._policy.shadow is not None
         if not (is_watched or is_divided or self._state.on_filled or self._drafting.is_configured):
             self._device, self._max_steps = device, max_steps
 
@@ -144,16 +144,15 @@ class SteadyEngine(Engine):
         """Wait for the open step, and commit its tokens: several of each sequence, as of accepted drafts."""
         step = self._in_flight.popleft()
         output, self._open = stretch.wait(), None
-        start_s, num_steps = self._time.hold(), stretch.num_steps
+        step.output_s, num_steps = self._time.hold(), stretch.num_steps
         self._num_idle_steps = 0
         if num_steps > 1:
             self._grow(step.plan, num_steps)
             lengths: Int32Array = np.full(step.plan.num_sequences, num_steps, np.int32)
             step.plan = attrs.evolve(step.plan, num_scheduled=lengths, num_tokens=num_steps * len(lengths))
         deltas = self._committer.commit(step.plan, output)
-        self._accounting.committed(
-            step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=self._clock.now_s() - start_s
-        )
+        step.commit_s = self._clock.now_s() - step.output_s
+        self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted)
         self.totals.num_steps += num_steps - 1
         self.totals.num_sequence_steps += len(deltas.slots) * (num_steps - 1)
         return deltas

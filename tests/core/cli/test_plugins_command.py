@@ -88,8 +88,9 @@ def test_the_table_has_one_line_for_each_component(capsys):
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["noun", "name", "state", "summary"]
     assert lines[0].split() == ["bucketing", "exact", "by", "layout", "The", "exact", "one."]
-    assert len(lines) == 17
-    assert lines[-1] == "no component installed: speculation"
+    assert len(lines) == 20
+    assert lines[-1].startswith("flight_recorder  ")
+    assert lines[-4] == "no component installed: speculation"
 
 
 def test_the_wide_table_has_everything(capsys):
@@ -107,7 +108,8 @@ def test_the_wide_table_has_everything(capsys):
         "(in code)",
         "The exact one.",
     ]
-    assert lines[-3] == "no component installed: speculation"
+    assert lines[-6] == "no component installed: speculation"
+    assert re.split(" {2,}", lines[-3])[:2] == ["flight_recorder", "defragmenter, swap, transfer"]
     assert lines[-2].startswith("stable contracts: bucketing 1, scheduling 1, eviction 1, ")
     assert lines[-1].startswith("provisional contracts: kv_connector 1, ")
 

@@ -22,7 +22,7 @@ from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.errors import InternalError
 from trencadis.records import Int32Array
 
-__all__ = ["BlockManager", "BlockSnapshot", "Change", "repeat"]
+__all__ = ["BlockManager", "BlockSnapshot", "Change"]
 
 Change = tuple[str, int, Sequence[Any]]
 """A call that changed a :class:`BlockManager`: its method, how many blocks it was about, and its arguments; none is changed later."""
@@ -75,7 +75,7 @@ class BlockManager:
         num_free: Blocks whose content is not kept.
         num_available: Blocks that can be allocated now: free and cached ones.
         on_change: Each is called for every hash that becomes findable or ceases to be.
-        journal: Called for each change, so that it can be made again with :func:`repeat`; None: nothing follows.
+        journal: Called for each change, so that it can be made again elsewhere; None: nothing follows.
     """
 
     def __init__(
@@ -373,23 +373,3 @@ class BlockManager:
     def _push(self, blocks: Int32Array) -> None:
         self._stack[self.num_free : self.num_free + len(blocks)] = blocks
         self.num_free += len(blocks)
-
-
-def repeat(blocks: BlockManager, change: Change) -> None:
-    """Make a change that another manager's ``journal`` was told of.
-
-    Raises:
-        InternalError: This one evicts other blocks, or cannot make it.
-    """
-    name, _, arguments = change
-    if name == "allocate":
-        num_blocks, *taken = arguments
-        found = blocks.allocate(num_blocks).tolist()
-        if taken and taken[0] != found:
-            raise InternalError(f"blocks {found} were taken, not {taken[0]}")
-    elif name == "acquire":
-        blocks.acquire(arguments[0], now_s=arguments[1], salt=arguments[2])
-    elif name == "release":
-        blocks.release(arguments[0], now_s=arguments[1])
-    else:
-        getattr(blocks, name)(*arguments)

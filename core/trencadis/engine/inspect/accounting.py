@@ -42,7 +42,7 @@ class Accounting:
         self._observers = observers
 
     def committed(
-        self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, *, num_accepted: Int32Array, commit_s: float
+        self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, *, num_accepted: Int32Array
     ) -> None:
         """Count one step; ``num_accepted`` are the emitted drafts of each sequence of its plan."""
         totals, plan, passes = self.totals, step.plan, step.pass_counts
@@ -68,10 +68,10 @@ class Accounting:
         if drafts.num_sequences:
             self._add_drafts(drafts)
         totals.plan_s += step.plan_s
-        totals.commit_s += commit_s
+        totals.commit_s += step.commit_s
         totals.device_s += output.device_s
         if self._observers.watched:
-            self._observers.on_step(self._stats(step, output, deltas, num_brought, drafts, commit_s))
+            self._observers.on_step(self._stats(step, output, deltas, num_brought, drafts))
             totals.num_observer_failures = self._observers.num_failures
 
     def _add_drafts(self, drafts: DraftCounts) -> None:
@@ -95,13 +95,7 @@ class Accounting:
         )
 
     def _stats(
-        self,
-        step: SubmittedStep,
-        output: StepOutput,
-        deltas: TokenDeltas,
-        num_brought: int,
-        drafts: DraftCounts,
-        commit_s: float,
+        self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, num_brought: int, drafts: DraftCounts
     ) -> StepStats:
         state, plan = self._state, step.plan
         return StepStats(
@@ -130,7 +124,7 @@ class Accounting:
             start_s=step.start_s,
             plan_s=step.plan_s,
             device_s=output.device_s,
-            commit_s=commit_s,
+            commit_s=step.commit_s,
             passes=step.passes,
             num_compilations=output.num_compilations,
             policy=step.policy,

@@ -105,10 +105,6 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
             self.quarantine(error)
             return self.preempts
 
-    def introduce_live(self) -> None:
-        """Tell the policy of every live request."""
-        self._introduce(self.strategy)
-
     def take_shadow_step(self) -> ShadowStep:
         """Return what the shadow would have done otherwise in the step that was planned."""
         return NO_SHADOW if self.shadow is None else self.shadow.take_step()

@@ -33,7 +33,7 @@ _MAX_TRIES = 16
 # Of short arrays ``1 in mask.tobytes()`` takes a tenth of ``mask.any()``, and ``0 not in`` that of ``all()``.
 
 
-class Scheduler:
+class Scheduler(Restorable):
     """Makes plans for one engine.
 
     Args:
@@ -53,6 +53,8 @@ class Scheduler:
         num_recomputed_tokens: Of the newest plan, those that were computed before a preemption.
         wants_step: Returns whether a plan without any sequence is useful all the same.
     """
+
+    restored = ("next_step", "had_drafts")
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class Recorder:
     def __init__(self):
         self.written, self.done = [], threading.Event()
 
-    def dump(self, reason, cause=""):
+    def dump(self, reason, cause):
         self.written.append((reason, cause, threading.current_thread().name))
         self.done.set()
 
@@ -37,7 +37,7 @@ def handlers():
 def test_a_signal_has_another_thread_write_the_record_and_say_whether_the_engine_hangs(monkeypatch, beats, reason):
     recorder = Recorder()
     monkeypatch.setattr(record_signal.time, "sleep", lambda _: [ACTIVITY.beat() for _ in range(beats)])
-    record_at_signal(recorder)
+    record_at_signal([recorder.dump])
     signal.raise_signal(RECORD_SIGNAL)
     assert recorder.done.wait(30)
     assert recorder.written == [(reason, "signal SIGUSR2", "trencadis-flight-record")]

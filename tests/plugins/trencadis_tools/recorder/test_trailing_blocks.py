@@ -10,8 +10,6 @@ import pytest
 from support.replays import record_of, recording_engine, replayed, serve_at_random
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.guarded import GuardedEviction
-from trencadis.engine.inspect.policy_memory import PolicyMemory
-from trencadis.engine.inspect.trailing_blocks import TrailingBlocks
 from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import Request, SamplingParams
 from trencadis.records.flight_record import _MAX_FREE_BYTES, _encode
@@ -23,6 +21,9 @@ from trencadis_plugins.eviction.cost_aware import CostAware
 from trencadis_plugins.eviction.lfu import Lfu
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_plugins.eviction.ttl import Ttl
+from trencadis_tools.recorder.policy_memory import PolicyMemory
+from trencadis_tools.recorder.trailing_blocks import TrailingBlocks
+from trencadis_tools.replay.replayed_engine import recorder_of
 
 POLICIES = (Lru, Lfu, Slru, TwoQueue, S3Fifo, Arc, CostAware, Ttl)
 
@@ -164,7 +165,7 @@ def costs_of_steps(num_cached, num_steps=60):
         engine.add(Request(request_id=str(number), prompt_token_ids=(5 + number,) * 4, params=params))
     for _ in range(4):
         engine.step()
-    trail, peaks, repeated = engine.flight_recorder._trail, [], []
+    trail, peaks, repeated = recorder_of(engine)._trail, [], []
     for _ in range(num_steps):
         before = trail.num_repeated
         tracemalloc.start()
@@ -215,7 +216,7 @@ def test_what_is_behind_is_caught_up_with():
 def test_a_record_that_is_being_made_is_not_changed_by_the_steps_that_go_on():
     engine = recording_engine(5, config={"engine.warmup": False, "flight_recorder.num_steps": 7})
     serve_at_random(engine, 5, num_rounds=60)
-    recorder = engine.flight_recorder
+    recorder = recorder_of(engine)
     kept = recorder._kept(waits=True)
     serve_at_random(engine, 6, num_rounds=60, first=1000)
     other = recorder._record(recorder._kept(waits=False), "request", "")
@@ -230,7 +231,7 @@ def test_a_record_that_is_being_made_is_not_changed_by_the_steps_that_go_on():
 def test_a_policy_whose_copy_does_otherwise_keeps_records_from_being_replayed():
     engine = recording_engine(5, config={"engine.warmup": False, "flight_recorder.num_steps": 7})
     engine._state.blocks.eviction.strategy = Moody()
-    engine.flight_recorder.follow(engine.flight_recorder.take_frame)
+    recorder_of(engine).follow()
     serve_at_random(engine, 5, num_rounds=120)
     (obstacle,) = record_of(engine).obstacles
     assert obstacle.startswith("a copy of the eviction policy did not do what the policy did: InternalError: blocks ")

@@ -9,7 +9,7 @@ import pytest
 
 from support.replays import record_of, recording_engine, serve_at_random
 from trencadis.config.schema import FlightRecorderConfig
-from trencadis.engine.inspect.flight_files import SUFFIX, FlightFiles, default_folder
+from trencadis.engine.step import SchedulingChanged
 from trencadis.errors import BackendError, InvalidRequestError
 from trencadis.records import Request, SamplingParams
 from trencadis.records.flight_record import (
@@ -22,6 +22,8 @@ from trencadis.records.flight_record import (
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend
+from trencadis_tools.recorder.flight_files import SUFFIX, FlightFiles, default_folder
+from trencadis_tools.replay.replayed_engine import recorder_of
 
 
 def request(name, length=6, max_tokens=4, **terms):
@@ -90,7 +92,7 @@ def test_two_segments_are_kept_and_no_more():
 
 def test_requests_with_long_texts_shorten_the_record():
     engine = recording_engine(config={"flight_recorder.num_steps": 10**6, "flight_recorder.max_bytes": 2**20})
-    recorder = engine.flight_recorder
+    recorder = recorder_of(engine)
     recorder._max_bytes = 2000
     for number in range(40):
         engine.add(request(str(number), length=40, max_tokens=2))
@@ -100,7 +102,8 @@ def test_requests_with_long_texts_shorten_the_record():
 
 def test_off_keeps_nothing_and_says_so():
     engine = recording_engine(config={"flight_recorder.num_steps": 0})
-    assert engine.flight_recorder is None
+    stage = engine.stage("flight_recorder")
+    assert not any(getattr(act, "__self__", None) is stage for acts in vars(engine._stages).values() for act in acts)
     serve_at_random(engine, 1, num_rounds=10)
     with pytest.raises(InvalidRequestError, match="keeps no flight record"):
         engine.answer("flight_record", {})
@@ -205,7 +208,7 @@ def test_drafts_are_counted_and_not_kept():
     engine = make_engine(speculator=ScriptedSpeculator(lambda tokens: [5, 5]))
     engine.add(request("one", max_tokens=12))
     drain(engine)
-    entries = [entry for entry in engine.flight_recorder._segment.entries if entry[0] == 2]
+    entries = [entry for entry in recorder_of(engine)._segment.entries if entry[0] == 2]
     assert any(entry[6] is not None for entry in entries)
     kept = {type(value) for entry in entries for value in entry}
     assert kept <= {int, float, str, type(None), np.ndarray, np.int64}, "nothing that the garbage collector follows"
@@ -240,15 +243,16 @@ def test_a_change_of_scheduling_is_an_event_with_the_code_that_is_in_force_since
 
 def test_options_that_no_record_can_hold_are_an_obstacle():
     engine = recording_engine()
-    engine.flight_recorder.changed({"name": "mine", "options": {"a": object()}}, {}, {})
-    engine.flight_recorder.changed({"name": "mine", "options": {"a": "x" * 2**17}}, {}, {})
+    for option in (object(), "x" * 2**17):
+        change = {"name": "mine", "options": {"a": option}}
+        recorder_of(engine).hear(SchedulingChanged(change=change, in_force={}, components={}))
     assert record_of(engine).obstacles == ["scheduling was changed by options that no record can hold"]
 
 
 def test_an_obstacle_goes_with_the_steps_that_it_was_in_unless_it_lasts():
     engine = recording_engine(config={"flight_recorder.num_steps": 3})
-    engine.flight_recorder.obstacle("passing")
-    engine.flight_recorder.obstacle("lasting", lasts=True)
+    recorder_of(engine).obstacle("passing")
+    recorder_of(engine).obstacle("lasting", lasts=True)
     assert record_of(engine).obstacles == ["lasting", "passing"]
     engine.add(request("one", max_tokens=20))
     drain(engine)

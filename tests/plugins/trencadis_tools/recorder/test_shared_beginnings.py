@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trencadis.engine.inspect.shared_beginnings import shared_beginnings
+from trencadis_tools.recorder.shared_beginnings import shared_beginnings
 
 TEXTS = st.lists(st.lists(st.sampled_from((0, 1, 255, 256, 70000)), max_size=6), max_size=9)
 

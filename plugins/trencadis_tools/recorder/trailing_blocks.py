@@ -16,13 +16,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trencadis.engine.cache.block_manager import BlockManager, Change, repeat
-from trencadis.engine.inspect.policy_memory import PolicyMemory
-from trencadis.errors import ContractError
+from trencadis.engine.state import BlockManager
+from trencadis.errors import ContractError, InternalError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces.plain_state import has_plain_state
+from trencadis_tools.recorder.policy_memory import PolicyMemory
 
 __all__ = ["TrailingBlocks"]
+
+_Change = tuple[str, int, Sequence[Any]]
 
 _PACE = 2
 """Blocks changed again for each block that a step changed: more than one, so that what is behind is caught up with."""
@@ -48,7 +50,7 @@ class TrailingBlocks:
 
     def __init__(self, blocks: Sequence[BlockManager]) -> None:
         self._blocks = blocks
-        self._changes: deque[tuple[int, Change]] = deque()
+        self._changes: deque[tuple[int, _Change]] = deque()
         self._replicas: list[BlockManager] = []
         self._lock = threading.Lock()
         self._num_noted = 0
@@ -107,10 +109,10 @@ class TrailingBlocks:
         states = [{**part.copy_state(), "id_of": part.eviction.known_ids} for part in self._replicas]
         return states, [PolicyMemory(part.eviction.strategy) for part in self._replicas], ""
 
-    def _noting(self, number: int) -> Callable[[Change], None]:
+    def _noting(self, number: int) -> Callable[[_Change], None]:
         append = self._changes.append
 
-        def note(change: Change) -> None:
+        def note(change: _Change) -> None:
             append((number, change))
             self._num_noted += 1
             self._num_owed += change[1]
@@ -124,7 +126,7 @@ class TrailingBlocks:
             while self._changes and self._num_applied < target and self.num_repeated < last:
                 number, change = self._changes.popleft()
                 self._num_applied += 1
-                repeat(self._replicas[number], change)
+                _make_again(self._replicas[number], change)
                 self.num_repeated += max(1, change[1])
         except BaseException as error:
             reraise_interrupt(error)
@@ -137,6 +139,26 @@ class TrailingBlocks:
             part.journal = None
         self._replicas = []
         self._changes.clear()
+
+
+def _make_again(blocks: BlockManager, change: _Change) -> None:
+    """Make a change that another manager's ``journal`` was told of.
+
+    Raises:
+        InternalError: This one evicts other blocks, or cannot make it.
+    """
+    name, _, arguments = change
+    if name == "allocate":
+        num_blocks, *taken = arguments
+        found = blocks.allocate(num_blocks).tolist()
+        if taken and taken[0] != found:
+            raise InternalError(f"blocks {found} were taken, not {taken[0]}")
+    elif name == "acquire":
+        blocks.acquire(arguments[0], now_s=arguments[1], salt=arguments[2])
+    elif name == "release":
+        blocks.release(arguments[0], now_s=arguments[1])
+    else:
+        getattr(blocks, name)(*arguments)
 
 
 def _twin(part: BlockManager) -> BlockManager:

@@ -1,6 +1,6 @@
 """The flight recorder: what an engine did in its last steps, in memory, to be written when something goes wrong.
 
-    add, plan, commit, fail ──note──▶ entries of the present segment         every n steps: a key frame, and a new segment
+    added, after_plan, after_step, left, failed ──▶ entries of the present segment     every n steps: a key frame, and a new segment
                                       entries of the one before, its frame  ──record()──▶ FlightRecord ──▶ file
 
 A step pays for two small tuples of what the plan and its notes hold anyway; everything else is done when a record is made.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ import attrs
 import msgspec
 import numpy as np
 
-from trencadis.engine.inspect.flight_files import FlightFiles
-from trencadis.engine.inspect.key_frame import KeyFrame, RecordedLife
-from trencadis.engine.inspect.shared_beginnings import shared_beginnings
-from trencadis.engine.inspect.trailing_blocks import TrailingBlocks
-from trencadis.engine.sequences import Sequence as EngineSequence
-from trencadis.engine.state import EngineState
-from trencadis.engine.step import StepNotes
-from trencadis.records import FinishedSequence, FinishReason, Int32Array, Plan, Request
+from trencadis import __version__
+from trencadis.config.dump import dump_config
+from trencadis.config.schema import FlightRecorderConfig
+from trencadis.engine.sequences import Sequence
+from trencadis.engine.stage import EngineParts, Makings, Stage
+from trencadis.engine.step import NOT_SUBMITTED, Obstacle, SchedulingChanged, SubmittedStep
+from trencadis.errors import BackendError, InvalidRequestError, RanksLostError
+from trencadis.records import FinishedSequence, FinishReason, Int32Array, Plan, StepOutput, TokenDeltas
 from trencadis.records.flight_record import (
     ComponentCode,
     FlightRecord,
@@ -39,37 +39,15 @@ from trencadis.records.flight_record import (
     RecordedFailure,
     RecordedRequest,
 )
+from trencadis_tools.recorder.flight_files import FlightFiles
+from trencadis_tools.recorder.key_frame import KeyFrame, RecordedLife, restore_frame, take_frame
+from trencadis_tools.recorder.shared_beginnings import shared_beginnings
+from trencadis_tools.recorder.trailing_blocks import TrailingBlocks
 
-__all__ = ["FlightFacts", "FlightRecorder", "event_of"]
-
+__all__ = ["FlightRecorder", "event_of", "make_recorder"]
 
 _MAX_OBSTACLES = 16
 _IS_HELD = "another record was being made, and its blocks are not in this one"
-
-
-@attrs.frozen(kw_only=True)
-class FlightFacts:
-    """What of an engine does not change while it lives; see :class:`~trencadis.records.flight_record.FlightRecord`.
-
-    Attributes:
-        version: Of Trencadís.
-        config: Tables of the core, without secrets and texts.
-        components: Code of the components in force at the start, by dotted path of the setting that names each.
-        model: Facts of the model.
-        capabilities: Of the backend.
-        num_in_flight: Steps that may be in flight at once.
-        max_draft_tokens: Drafts of a sequence in a step; 0 without speculation.
-        obstacles: Why no record of this engine can be replayed; empty: it can.
-    """
-
-    version: str
-    config: Mapping[str, Any]
-    components: Mapping[str, ComponentCode]
-    model: Mapping[str, Any]
-    capabilities: Mapping[str, Any]
-    num_in_flight: int
-    max_draft_tokens: int = 0
-    obstacles: tuple[str, ...] = ()
 
 
 class _Segment:
@@ -128,129 +106,189 @@ ARRIVAL, END, ATTEMPT, COMMIT, FAILURE, CHANGE = range(6)
 """First item of an entry."""
 
 
-class FlightRecorder:
+class Unrecorded(Stage):
+    """Stands in an engine whose steps are not recorded."""
+
+    def __init__(self) -> None:
+        self.answers = {"flight_record": self._refuse}
+
+    def _refuse(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        raise InvalidRequestError(
+            "this engine keeps no flight record.", hint="Set flight_recorder.num_steps above 0 and start it again."
+        )
+
+
+def make_recorder(makings: Makings) -> Stage:
+    """Return the stage, or the one that stands in its place where no step is recorded."""
+    settings = makings.config.flight_recorder
+    if not settings.num_steps:
+        return Unrecorded()
+    return FlightRecorder(
+        settings, components=makings.components, has_connector=makings.made("kv_connector") is not None
+    )
+
+
+class FlightRecorder(Stage):
     """Records one engine, on its thread.
 
     Args:
-        state: The engine's.
-        facts: Of the engine.
-        files: Where records are written.
-        num_steps: Length of a segment, of which two are kept.
-        max_bytes: Of the tokens of requests that have ended, two segments together.
-        plan_hash: Returns the hash of the plan in force.
+        settings: Table ``[flight_recorder]``: length of a segment, of which two are kept, and most bytes of the tokens of requests that
+            have ended, two segments together.
+        components: Code of the components in force at the start, by dotted path of the setting that names each.
+        has_connector: The engine has a KV connector: no key frames are taken, and no record of it can be replayed.
 
     Attributes:
-        note: Adds an entry: a tuple that begins with one of the constants of this module.
-        take_frame: Returns a copy of the engine's state but for its blocks, given the requests in it; see :meth:`follow`.
         frame_due: Number of the step after whose commit a key frame is taken.
     """
 
     def __init__(
-        self,
-        state: EngineState,
-        facts: FlightFacts,
-        files: FlightFiles,
-        *,
-        num_steps: int,
-        max_bytes: int,
-        plan_hash: Callable[[], str] = lambda: "",
+        self, settings: FlightRecorderConfig, *, components: Mapping[str, ComponentCode], has_connector: bool = False
     ) -> None:
-        self._state = state
-        self._facts = facts
-        self._files = files
-        self._num_steps = num_steps
-        self._max_bytes = max_bytes // 2
-        self.take_frame: Callable[[Sequence[RecordedLife]], KeyFrame | None] = lambda _: None
+        self._files = FlightFiles(settings)
+        self._num_steps = settings.num_steps
+        self._max_bytes = settings.max_bytes // 2
+        self._components = components
+        self._has_connector = has_connector
         self._trail: TrailingBlocks | None = None
-        self._plan_hash = plan_hash
         self._live: dict[int, RecordedLife] = {}  # by slot
         self._num_requests = 0
+        self._newest: SubmittedStep | None = None
         self._scheduling: RecordedChange | None = None
         self._obstacles: list[str] = []
         self._segments: deque[_Segment] = deque([_Segment(None, [])], maxlen=2)
         self._segment = self._segments[-1]
-        self.note = self._segment.entries.append
-        self.frame_due = num_steps
+        self._note = self._segment.entries.append
+        self.frame_due = self._num_steps
+        self.answers = {"flight_record": self._answer}
 
-    def follow(self, take_frame: Callable[[Sequence[RecordedLife]], KeyFrame | None]) -> None:
-        """Take key frames from now on; called once nothing but steps changes the engine.
+    def bind(self, engine: EngineParts) -> None:
+        """Record the engine from now on, with key frames unless something else than steps changes it."""
+        self._engine, self._state, self._notes = engine, engine.state, engine.notes
+        capabilities, tables = engine.executor.capabilities, dump_config(engine.config, secrets=False)
+        if tables["cache"].pop("shared_prefixes"):
+            self.obstacle(
+                "cache.shared_prefixes: beginnings that all salts share are texts, which no record holds", lasts=True
+            )
+        self._facts: dict[str, Any] = {
+            "version": __version__,
+            "components": dict(self._components),
+            "config": tables,
+            "model": attrs.asdict(engine.model),
+            "capabilities": {**attrs.asdict(capabilities), "provides": sorted(capabilities.provides)},
+            "num_blocks": engine.state.blocks.num_blocks,
+            "block_size": engine.state.block_size,
+            "max_model_len": engine.state.max_model_len,
+            "num_in_flight": engine.depth,
+            "max_draft_tokens": engine.limits.max_draft_tokens,
+        }
+        engine.listeners.append(self.hear)
+        if self._has_connector:
+            self.obstacle("a KV connector loads and saves blocks at moments that no record holds", lasts=True)
+        else:
+            self.follow()
 
-        Args:
-            take_frame: Returns a copy of the engine's state but for its blocks, given the requests in it.
-        """
-        self.take_frame = take_frame
+    def follow(self) -> None:
+        """Take key frames from now on; called while the blocks are as they were when the engine was built or restored."""
         self._trail = TrailingBlocks(self._state.blocks.parts)
 
-    # --------------------------------------------------------------------------------------------------- notes
+    def restore(self, frame: Mapping[str, Any], **known: Any) -> None:
+        """Put an engine that was just built into a recorded state; see :func:`~trencadis_tools.recorder.key_frame.restore_frame`."""
+        restore_frame(self._engine, frame, **known)
+        self.follow()
+        for slot in self._state.slot_of.values():
+            self._adopt(self._state.table.sequence(slot))
 
-    def added(self, sequence: EngineSequence) -> None:
+    # ------------------------------------------------------------------------------------------------- moments
+
+    def added(self, sequence: Sequence) -> str:
         """Note that a request waits."""
-        life = self.adopted(sequence)
-        self.note((ARRIVAL, life.record.arrival_s, life))
+        life = self._adopt(sequence)
+        self._note((ARRIVAL, life.record.arrival_s, life))
+        return ""
 
-    def adopted(self, sequence: EngineSequence) -> RecordedLife:
+    def _adopt(self, sequence: Sequence) -> RecordedLife:
         """Keep a request that is in the engine."""
-        slot = sequence.slot
-        record = _recorded(
-            self._num_requests, sequence.original_request, sequence, float(self._state.table.arrival_s[slot])
-        )
-        life = self._live[slot] = RecordedLife(self._num_requests, sequence, record)
+        arrival_s = float(self._state.table.arrival_s[sequence.slot])
+        record = _recorded(self._num_requests, sequence, arrival_s)
+        life = self._live[sequence.slot] = RecordedLife(self._num_requests, sequence, record)
         self._num_requests += 1
         self._segment.lives.append(life)
         return life
 
-    def ended(self, slot: int, reason: FinishReason) -> None:
-        """Note that a client gave a request up, or found its text complete; it ends right after."""
-        life = self._live.get(slot)
-        if life is not None:
-            self.note((END, self._state.clock.now_s(), life, reason is FinishReason.STOP))
-
-    def finished(self, finished: FinishedSequence) -> None:
-        """Note that a request has left the engine."""
+    def left(self, finished: FinishedSequence) -> None:
+        """Note that a request has left the engine, and whether a client gave it up or found its text complete."""
         life = self._live.pop(finished.slot, None)
-        if life is not None:
-            life.finished, life.sequence = finished, None
-            self._segment.num_token_bytes += (
-                life.tokens.nbytes + finished.token_ids.nbytes + 64 * len(life.block_hashes)
-            )
-            if self._segment.num_token_bytes > self._max_bytes:
-                self.frame_due = 0
+        if life is None:
+            return
+        reason = finished.finish_reason
+        is_complete = reason is FinishReason.STOP and finished.stop_token_id is None
+        if is_complete or reason in (FinishReason.ABORT, FinishReason.MOVED):
+            self._note((END, self._state.clock.now_s(), life, is_complete))
+        life.finished, life.sequence = finished, None
+        self._segment.num_token_bytes += life.tokens.nbytes + finished.token_ids.nbytes + 64 * len(life.block_hashes)
+        if self._segment.num_token_bytes > self._max_bytes:
+            self.frame_due = 0
 
-    def planned(self, now_s: float, notes: StepNotes, plan: Plan | None) -> None:
+    def after_plan(self, step: SubmittedStep | None) -> None:
         """Note what the scheduler answered. Of drafts only their number is kept: their distributions lie on a device.
 
         Arrays and numbers, and neither the plan nor its notes: the garbage collector does not look at such a tuple.
         """
+        notes, now_s = self._notes(), self._state.clock.held_s
         waiting, free, policy = notes.num_waiting, notes.num_free_blocks, notes.policy
-        if plan is None:
+        if step is None:
             none = None
-            self.note((ATTEMPT, now_s, notes.step, none, none, none, none, none, none, waiting, free, policy))
+            self._note((ATTEMPT, now_s, notes.step, none, none, none, none, none, none, waiting, free, policy))
             return
+        self._newest = step
+        plan = step.plan
         slots, starts, counts, drafts = plan.slots, plan.starts, plan.num_scheduled, plan.drafts
         num_drafts = None if drafts is None else drafts.num_drafts
         admitted, preempted = plan.admitted, plan.preempted
-        self.note(
+        self._note(
             (ATTEMPT, now_s, plan.step, slots, starts, counts, num_drafts, admitted, preempted, waiting, free, policy)
         )
 
-    def changed(
-        self, change: Mapping[str, Any], in_force: Mapping[str, Any], components: Mapping[str, ComponentCode]
-    ) -> None:
-        """Note that scheduling was changed.
+    def after_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
+        """Note the commit, let the trailing blocks follow, and take a key frame if it is time."""
+        if step is None or output is None:
+            return deltas
+        plan, now_s = step.plan, step.output_s
+        emitted = None if plan.drafts is None else output.num_emitted
+        end_s = now_s + step.commit_s
+        self._note((COMMIT, now_s, step.wait_s, end_s, step.plan_s, output.device_s, emitted, output.row_errors))
+        if self._trail is not None:
+            self._trail.catch_up()
+        if plan.step >= self.frame_due:
+            self._new_segment((self._newest or step).plan.step + 1)
+        return deltas
 
-        Args:
-            change: The table of the change.
-            in_force: Scheduling in force now, as a change of the configuration.
-            components: Code of the components that schedule now, by dotted path of the setting that names each.
-        """
+    def failed(self, plans: Iterable[Plan], error: Exception) -> None:
+        """Note a step that failed, or that a strategy failed for good, and write a record of it."""
+        plan, newest, kind = next(iter(plans), None), self._newest, type(error).__name__
+        if plan is not None:
+            is_refused = newest is not None and newest.plan is plan and newest.pending is NOT_SUBMITTED
+            self._note((FAILURE, self._state.clock.now_s(), plan.step, kind, not is_refused))
+            if is_refused:
+                self.obstacle("a plan was refused before it ran")
+            self._dump_fault(f"step {plan.step} failed: {kind}")
+        elif not isinstance(error, RanksLostError):
+            self.obstacle(f"a strategy failed for good: {type(error.__cause__ or error).__name__}", lasts=True)
+            self._dump_fault("a strategy failed, and every live request ends")
+
+    def hear(self, notice: Obstacle | SchedulingChanged) -> None:
+        """Note what no moment tells."""
+        if isinstance(notice, Obstacle):
+            self.obstacle(notice.words)
+            return
         now_s = self._state.clock.now_s()
         try:
-            event = RecordedChange.of(now_s, change, components)
-            self._scheduling = RecordedChange.of(now_s, in_force, components)
+            event = RecordedChange.of(now_s, notice.change, notice.components)
+            self._scheduling = RecordedChange.of(now_s, notice.in_force, notice.components)
         except ValueError:
             self.obstacle("scheduling was changed by options that no record can hold", lasts=True)
         else:
-            self.note((CHANGE, now_s, event))
+            self._note((CHANGE, now_s, event))
 
     def obstacle(self, words: str, *, lasts: bool = False) -> None:
         """Note what keeps a record from being replayed exactly.
@@ -263,27 +301,16 @@ class FlightRecorder:
         if words not in noted and len(noted) < _MAX_OBSTACLES:
             noted.append(words)
 
-    def committed(self, step: int, next_step: int) -> None:
-        """Let the trailing blocks follow, and take a key frame if it is time; called between two steps, after a commit.
-
-        Args:
-            step: Number of the step that was committed.
-            next_step: Number of the next one to be planned.
-        """
-        if self._trail is not None:
-            self._trail.catch_up()
-        if step >= self.frame_due:
-            self._new_segment(next_step)
-
     def _new_segment(self, next_step: int) -> None:
         """Take a key frame and begin a new segment."""
         lives, trail = list(self._live.values()), self._trail
-        segment = _Segment(self.take_frame(lives), lives, self._scheduling, trail.position if trail else 0)
+        frame = take_frame(self._engine, lives) if trail is not None else None
+        segment = _Segment(frame, lives, self._scheduling, trail.position if trail is not None else 0)
         self._segments.append(segment)
         if trail is not None:
             trail.target = self._segments[0].position
         self._segment = segment
-        self.note = segment.entries.append
+        self._note = segment.entries.append
         self.frame_due = next_step + self._num_steps
 
     # --------------------------------------------------------------------------------------------------- records
@@ -292,7 +319,15 @@ class FlightRecorder:
         """Write a record now; returns its path, or None if it could not be written. From any thread, while the engine rests or hangs."""
         return self._files.write(self.record(reason=reason, cause=cause))
 
-    def dump_fault(self, cause: str) -> None:
+    def _answer(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        path = self.dump("request")
+        if path is None:
+            raise BackendError(
+                "the flight record could not be written.", hint="See the log, and flight_recorder.folder."
+            )
+        return {"paths": [str(path)]}
+
+    def _dump_fault(self, cause: str) -> None:
         """Write a record of a fault, unless the last one was a moment ago; the engine does not wait for it."""
         if self._files.may_write():
             made = self._kept(waits=False)
@@ -331,11 +366,10 @@ class FlightRecorder:
             requests=[self._request(life) for life in lives],
             tokens=[self._tokens(life) for life in lives],
             obstacles=(
-                *self._facts.obstacles,
                 *self._obstacles,
                 *dict.fromkeys(words for segment in segments for words in segment.obstacles),
             ),
-            plan_hash=self._plan_hash(),
+            plan_hash=self._engine.plan_hash(),
         )
 
     def _record(self, kept: _Kept, reason: str, cause: str) -> FlightRecord:
@@ -347,7 +381,6 @@ class FlightRecorder:
                 kept.trail.release()
 
     def _made(self, kept: _Kept, reason: str, cause: str) -> FlightRecord:
-        state, facts = self._state, self._facts
         numbers = {id(life): number for number, life in enumerate(kept.lives)}
         salts: dict[str, str] = {}
         for number, (request, (like, num_like)) in enumerate(
@@ -365,18 +398,9 @@ class FlightRecorder:
             reason=reason,
             cause=cause,
             written_at=time.time(),
-            version=facts.version,
             plan_hash=kept.plan_hash,
-            components=dict(facts.components),
-            config=dict(facts.config),
             scheduling=kept.scheduling,
-            model=dict(facts.model),
-            capabilities=dict(facts.capabilities),
-            num_blocks=state.blocks.num_blocks,
-            block_size=state.block_size,
-            max_model_len=state.max_model_len,
-            num_in_flight=facts.num_in_flight,
-            max_draft_tokens=facts.max_draft_tokens,
+            **self._facts,
             frame=frame,
             obstacles=obstacles,
             requests=kept.requests,
@@ -421,7 +445,8 @@ class FlightRecorder:
         return self._state.known_tokens(sequence).copy()
 
 
-def _recorded(number: int, request: Request, sequence: EngineSequence, arrival_s: float) -> RecordedRequest:
+def _recorded(number: int, sequence: Sequence, arrival_s: float) -> RecordedRequest:
+    request = sequence.original_request
     params = request.params
     return RecordedRequest(
         number=number,
@@ -455,7 +480,7 @@ def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Recor
     """Return the event of an entry. Pure.
 
     Args:
-        entry: See :attr:`FlightRecorder.note`.
+        entry: It begins with one of the constants of this module.
         numbers: Of requests, by the id of their :class:`RecordedLife`; None: those of the engine.
     """
 
