@@ -40,7 +40,7 @@ ENGINE_ROOMS: tuple[tuple[str, ...], ...] = (
         "request_validation",
         "sampling",
     ),
-    ("stage", "request_check"),
+    ("stage", "guarded_stage", "request_check"),
     ("state",),
     ("step",),
     ("cache", "sequences"),
