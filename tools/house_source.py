@@ -80,8 +80,7 @@ FEATURES: Mapping[str, Feature] = {
     "steady steps": Feature(r"steady|OpenStep|num_steps|_open\b|_opened|opens_steps|went_on|goes_on"),
     "LoRA places": Feature(r"adapter|lora", ("scheduling/adapters.py",)),
     "shadow, switch, explain": Feature(
-        r"shadow|[Ss]witch(?!_off|es_off)|explain|decisions?\b|\bnotes\b|StepNotes",
-        ("scheduling/shadow.py", "scheduling/switch.py"),
+        r"shadow|[Ss]witch(?!_o|es_off|ed[ _]off)|explain|decisions?\b|\bnotes\b|StepNotes",
     ),
     "tenants": Feature(r"tenant"),
     "preparation, embedding, deferred warm-up": Feature(

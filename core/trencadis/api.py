@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from trencadis.registry.listing import rows_of
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
-    from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
     from trencadis.startup import (
         LEDGER,
         LedgerEntry,
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
         rare_collections,
         start_in_words,
     )
+    from trencadis.switching import SchedulingChange, SchedulingInForce, resolve_change
     from trencadis.text import (
         Detokenizer,
         Tokenizer,
@@ -138,8 +138,8 @@ _HOMES = {
     "ResolvedPlan": "registry",
     "RouterConfig": "config.schema",
     "Runner": "client.runner",
-    "SchedulingChange": "registry.switching",
-    "SchedulingInForce": "registry.switching",
+    "SchedulingChange": "switching",
+    "SchedulingInForce": "switching",
     "Settings": "config",
     "StepOutputs": "client.engine_client",
     "Submission": "client.dispatcher",
@@ -176,7 +176,7 @@ _HOMES = {
     "read_prefixes": "text",
     "reason": "config.attribution",
     "render_chat": "text",
-    "resolve_change": "registry.switching",
+    "resolve_change": "switching",
     "resolve_model_path": "text",
     "resolve_plan": "registry",
     "rows_of": "registry.listing",

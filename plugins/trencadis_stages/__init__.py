@@ -74,6 +74,18 @@ def _make_transfer(makings: Any) -> Any:
     return make_transfer(makings)
 
 
+def _make_shadow(makings: Any) -> Any:
+    from trencadis_stages.shadow.shadow import make_shadow
+
+    return make_shadow(makings)
+
+
+def _make_switch(makings: Any) -> Any:
+    from trencadis_stages.switch.switch import Switch
+
+    return Switch(makings)
+
+
 def _make_tenants(makings: Any) -> Any:
     from trencadis_stages.tenants.tenants import Tenants
 
@@ -131,6 +143,17 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         make=_make_embedding,
         make_engine=_make_embedding_engine,
         summary="Embeds texts beside the steps of requests that generate.",
+    )
+    yield StageDefinition(
+        name="shadow",
+        make=_make_shadow,
+        summary="Asks a scheduling policy beside the one that decides.",
+        when=lambda config: bool(config.scheduling.shadow),
+    )
+    yield StageDefinition(
+        name="switch",
+        make=_make_switch,
+        summary="Replaces the scheduling policy while the engine serves.",
     )
     yield StageDefinition(
         name="preparation",

@@ -10,7 +10,7 @@ from typing import Any
 from trencadis.client.dispatcher import ControlRequest
 from trencadis.client.runner import Runner
 from trencadis.errors import BackendError
-from trencadis.registry.switching import change_table
+from trencadis.switching import change_table
 
 __all__ = ["EngineControl", "no_answer"]
 

@@ -82,7 +82,7 @@ class MetricsRequest:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ControlRequest:
-    """Read or change the state of the engine, see :class:`trencadis.engine.inspect.administration.Administration`.
+    """Read or change the state of the engine, see :meth:`trencadis.engine.engine.Engine.answer`.
 
     Attributes:
         name: Which.

@@ -181,7 +181,7 @@ class EngineClient(ABC):
         """Send a control request: read or change the state of the engine; ``plan_hash`` follows the answer.
 
         Args:
-            name: Name of the control request, see :meth:`trencadis.engine.inspect.administration.Administration.answer`.
+            name: Name of the control request, see :meth:`trencadis.engine.engine.Engine.answer`.
             arguments: Arguments of the control request.
             callback: Called with the answer or an error: at once, or within a later :meth:`step` or :meth:`rest`.
 

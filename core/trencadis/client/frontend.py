@@ -200,7 +200,7 @@ class Frontend:
         """Send a control request and wait for the answer.
 
         Args:
-            name: Name of the control request, see :meth:`trencadis.engine.inspect.administration.Administration.answer`.
+            name: Name of the control request, see :meth:`trencadis.engine.engine.Engine.answer`.
             arguments: Arguments of the control request.
 
         Raises:

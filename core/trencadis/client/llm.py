@@ -40,7 +40,7 @@ from trencadis.records import (
     TermKeywords,
 )
 from trencadis.registry import Registry
-from trencadis.registry.switching import change_table
+from trencadis.switching import change_table
 from trencadis.text import Message, Tokenizer, encode_chat
 
 __all__ = ["ClientStream", "LLM"]

@@ -23,7 +23,6 @@ from trencadis.engine.cache.hashing import BlockHasher, compatibility_of
 from trencadis.engine.commit.recovery import restart_ranks
 from trencadis.engine.engine import Engine
 from trencadis.engine.guard import Guarded
-from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.off import off_metrics, off_table
 from trencadis.engine.layout_support import check_layout
@@ -31,7 +30,6 @@ from trencadis.engine.parts import CommonParts, Parts, make_bare_parts, make_par
 from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
-from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.speculation.components import check_speculation, make_drafting, with_drafter
 from trencadis.engine.stage import AnyEngine, BareParts, EngineKinds, Stage
 from trencadis.engine.state import EngineState
@@ -238,7 +236,6 @@ def compose_engine(
     warmed = _warm_up(config, executor, bucketing, passes, part_limits, clock=clock, progress=progress)
     drafting = make_drafting(parts.speculation, state, executor, parts.model, limits, passes.padded_tokens, meters)
     policy = _policy(parts, kinds, state, meters)
-    administration = _administration(config, parts, state, policy)
     return kind(
         state=state,
         policy=policy,
@@ -258,7 +255,6 @@ def compose_engine(
         stages=stages,
         model=parts.model,
         depth=kinds.depth,
-        administration=administration,
         warm_up=warmed,
         on_close=parts.on_close,
         check_params=parts.check_params,
@@ -368,23 +364,11 @@ def _allocation(config: Config, limits: BucketLimits, parts: Parts, stages: Sequ
     return plan
 
 
-def _administration(config: Config, parts: Parts, state: EngineState, policy: GuardedScheduling) -> Administration:
-    return Administration(
-        state,
-        policy,
-        switch=parts.switch,
-        plan_hash=parts.plan_hash,
-    )
-
-
 def _policy(parts: Parts, kinds: EngineKinds, state: EngineState, meters: Meters) -> GuardedScheduling:
     policy: GuardedScheduling = kinds.policy(state, *parts.scheduling, meter=meters("scheduling", parts.scheduling[0]))
     policy.live = lambda: [(slot, state.table.sequence(slot).request) for slot in state.slot_of.values()]
-    if parts.switch is not None:
-        policy.name = parts.switch.in_force.plan.choices["scheduling"].component.name
-    if parts.shadow is not None:
-        meter = meters("scheduling", f"{parts.shadow[0]} (shadow)")
-        policy.put_shadow(Shadow(*parts.shadow, clock=state.clock.source, meter=meter))
+    if parts.builder is not None:
+        policy.name = parts.builder.plan.choices["scheduling"].component.name
     return policy
 
 
@@ -410,4 +394,5 @@ def _state(
         eos_token_ids=parts.model.eos_token_ids,
         seed=config.engine.seed,
         prefix_caching=config.cache.prefix_caching,
+        plan_hash=parts.plan_hash,
     )

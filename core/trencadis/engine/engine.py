@@ -30,10 +30,10 @@ from trencadis.engine.commit.output_check import FailedStep, OutputCheck
 from trencadis.engine.commit.recovery import Recovery, restart_ranks
 from trencadis.engine.guarded_stage import guarded
 from trencadis.engine.inspect.accounting import Accounting
-from trencadis.engine.inspect.administration import Administration
+from trencadis.engine.inspect.answers import answered
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
-from trencadis.engine.inspect.off import off_metrics
+from trencadis.engine.inspect.off import off_metrics, off_table
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
 from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.scheduling.guarded import GuardedScheduling
@@ -41,7 +41,7 @@ from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.speculation.drafting import Drafting
 from trencadis.engine.stage import EngineParts, Stage, Stages
 from trencadis.engine.state import EngineState
-from trencadis.engine.step import SchedulingChanged, SubmittedStep
+from trencadis.engine.step import SubmittedStep
 from trencadis.errors import (
     ContractError,
     InvalidRequestError,
@@ -109,7 +109,6 @@ class Engine:
         drafting: Drafting,
         model: ModelFacts,
         depth: int,
-        administration: Administration | None = None,
         stages: Sequence[Stage] = (),
         warm_up: WarmUp | None = None,
         on_close: Callable[[], None] = lambda: None,
@@ -129,7 +128,6 @@ class Engine:
         self._executor = executor
         self._observers = observers
         self._drafting = drafting
-        self._administration = administration or Administration(state, policy)
         self._recovery = Recovery(state)
         self._validator = RequestValidator(state, policy, model, check_params, is_portable)
         self._depth = depth
@@ -153,7 +151,7 @@ class Engine:
         """Give the stages the parts that they use, and call them at their moments from now on."""
         state, scheduler = self._state, self._scheduler
         self._stages = Stages(stages, guard=guarded)
-        self._parts = EngineParts(
+        parts = EngineParts(
             config=config,
             state=state,
             executor=self._executor,
@@ -176,20 +174,23 @@ class Engine:
             ended=self._ended,
             wake=self._wake_owner,
             notes=partial(getattr, scheduler, "notes"),
-            plan_hash=lambda: self._administration.plan_hash,
             warm_up=self.warm_up,
             buckets=self._builder.passes,
             take_part=self._stages.take_part,
         )
         for stage in self._stages.called:
-            stage.bind(self._parts)
+            stage.bind(parts)
         state.leaving = self._stages.leaving
         scheduler.admission.claims = self._stages.claim
         asks = self._stages.wants_empty_plan
         if asks:
             scheduler.wants_step = lambda: any(ask() for ask in asks)
         self._takes = {kind: take for stage in stages for kind, take in stage.takes.items()}
-        self._answers = {question: answer for stage in stages for question, answer in stage.answers.items()}
+        self._answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "totals": lambda _: {**attrs.asdict(self.totals), "drafter": self._drafting.drafter},
+            "switched_off": lambda _: off_table(),
+            **{question: answer for stage in stages for question, answer in stage.answers.items()},
+        }
 
     def _wake_owner(self) -> None:
         self.wake()
@@ -348,27 +349,18 @@ class Engine:
     @property
     def plan_hash(self) -> str:
         """Hash of the resolved plugins, versions and options; changes with the scheduling policy."""
-        return self._administration.plan_hash
+        return self._state.plan_hash
 
     def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to an operator's question, or make a change; see :class:`Administration`.
+        """Return the answer to an operator's question, or make a change.
 
         The engine's own: ``totals``, the fields of :class:`~trencadis.engine.inspect.accounting.EngineTotals` and ``drafter``, the name of the
-        speculator that drafts now. Stages have their own.
+        speculator that drafts now; and ``switched_off``. Stages have their own.
 
         Raises:
-            TrencadisError: See :meth:`Administration.answer`.
+            TrencadisError: See :func:`~trencadis.engine.inspect.answers.answered`.
         """
-        if question == "totals":
-            return {**attrs.asdict(self.totals), "drafter": self._drafting.drafter}
-        own = self._answers.get(question)
-        if own is not None:
-            return self._administration.answered(question, own, arguments)
-        answer = self._administration.answer(question, arguments)
-        if question == "set_scheduling":
-            change, in_force, components = self._administration.scheduling_in_force(arguments["table"])
-            self._parts.tell(SchedulingChanged(change=change, in_force=in_force, components=components))
-        return answer
+        return answered(question, arguments, self._answers)
 
     @property
     def dumps(self) -> tuple[Callable[[str, str], Path | None], ...]:
@@ -570,14 +562,8 @@ class Engine:
             policy=policy.name,
             num_quarantined=policy.num_quarantined,
         )
-        if policy.shadow is not None:
-            shadow = policy.take_shadow_step()
-            step.stats.update(
-                num_shadow_steps=int(shadow.was_asked),
-                num_shadow_differing=int(shadow.differs),
-                shadow_displacement=shadow.displacement,
-                shadow_s=shadow.spent_s,
-            )
+        if policy.beside is not None:
+            step.stats.update(policy.beside.take_step())
         if drafting.is_configured:
             step.stats.update(draft_s=drafting.draft_s, num_drafters_quarantined=drafting.num_quarantined)
         return step

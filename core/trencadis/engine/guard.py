@@ -68,6 +68,7 @@ class Guard(Generic[S]):
         ask: The guarded methods. The guard itself has them, too, but for those that its class defines; one that inherits the contract has
             also the component's other methods, as they are.
         label: Names what is in place in messages.
+        beside: What is told of each call, or None; see :meth:`put_beside`.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Guard(Generic[S]):
             one for one in dir(contract) if own and one[0] != "_" and callable(getattr(contract, one))
         ] or self._rules
         self._offered = [name for name in names if _is_undefined(type(self), self._contract, name)]
-        self._beside: Any = None
+        self.beside: Any = None
         self.strategy = strategy
 
     @property
@@ -112,7 +113,7 @@ class Guard(Generic[S]):
                 if self._wraps_default(rule) or not _is_default(strategy, contract, name):
                     call = self._made(rule, call)
                 self._plain[name] = call
-            call = call if self._beside is None else self._with_other(rule, call)
+            call = call if self.beside is None else self._with_other(rule, call)
             setattr(self.ask, name, call)
         for name in self._offered:
             vars(self)[name] = getattr(self.ask if name in self._rules else strategy, name)
@@ -122,8 +123,11 @@ class Guard(Generic[S]):
         """Read what is to be known of the component in place."""
 
     def put_beside(self, other: Any) -> None:
-        """Have another object be told of each call: its method of the same name gets the answer and the arguments; None: no longer."""
-        self._beside = other
+        """Have another object be told of each call: its method of the same name gets the answer and the arguments; None: no longer.
+
+        One beside the scheduling policy has ``take_step()``, too, which returns further fields of ``StepStats`` for the step that was planned.
+        """
+        self.beside = other
         self.strategy = self._strategy
 
     def _made(self, rule: Rule, call: Call) -> Call:
@@ -134,7 +138,7 @@ class Guard(Generic[S]):
         return made
 
     def _with_other(self, rule: Rule, call: Call) -> Call:
-        other = getattr(self._beside, rule.method, None)
+        other = getattr(self.beside, rule.method, None)
         if other is None:
             return call
 

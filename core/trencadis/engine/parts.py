@@ -12,7 +12,6 @@ import attrs
 
 from trencadis.config.schema import Config
 from trencadis.engine.sampling.requests import Sampling
-from trencadis.engine.scheduling.switch import SchedulingSwitch
 from trencadis.engine.speculation.components import make_speculation
 from trencadis.engine.speculation.drafting import Speculation
 from trencadis.engine.stage import Made, Makings, Stage
@@ -28,10 +27,8 @@ from trencadis.interfaces import (
 )
 from trencadis.records import BucketLimits, ModelFacts, ParallelLayout, RowStart, SamplingParams
 from trencadis.registry.building import Builder, Meters
-from trencadis.registry.plan import Choice, ResolvedPlan
 from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.stages import RegisteredStage
-from trencadis.registry.switching import SchedulingInForce
 
 __all__ = ["CommonParts", "Parts", "make_bare_parts", "make_parts", "make_stages"]
 
@@ -71,8 +68,7 @@ class Parts(CommonParts):
         make_eviction: Makes the same of another eviction policy each time, one for each part of the KV blocks.
         speculation: Who drafts, how much, and which drafts stand; or None.
         made: Components that stages use, by noun.
-        shadow: Label and policy that is asked beside ``scheduling``, or None.
-        switch: Builds other policies while the engine serves, or None.
+        builder: Makes components by any plan; None: the parts were made without plugins.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
         check_params: Refuses processors that a request names and the sampler does not have.
         prepare: Begins what the sampler has to do before a request can run.
@@ -88,8 +84,7 @@ class Parts(CommonParts):
     make_eviction: Callable[[], tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]]
     speculation: Speculation | None = None
     made: Mapping[str, Made] = attrs.Factory(dict)
-    shadow: tuple[str, SchedulingPolicy] | None = None
-    switch: SchedulingSwitch | None = None
+    builder: Builder | None = None
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
     check_params: Callable[[SamplingParams], None] = lambda _: None
     prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
@@ -134,10 +129,7 @@ def make_parts(
         make_eviction=lambda: builder.guarded("eviction"),
         speculation=make_speculation(builder, sampling),
         made={noun: _made(builder, noun) for noun in ("kv_connector",) if noun in plan.choices},
-        shadow=None if plan.shadow is None else (str(plan.shadow.component), builder.make(plan.shadow)),
-        switch=SchedulingSwitch(
-            builder.registry, SchedulingInForce.at_start(builder.config, plan), functools.partial(_make_by, builder)
-        ),
+        builder=builder,
         check_params=sampling.check,
         prepare=sampling.prepare,
         can_start_with=sampling.can_start_with,
@@ -169,10 +161,6 @@ def _make_bucketing(
 ) -> tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]:
     builder.know_limits(limits)
     return builder.guarded("bucketing")
-
-
-def _make_by(builder: Builder, plan: ResolvedPlan, choice: Choice) -> Any:
-    return builder.with_plan(plan).make(choice)
 
 
 def _made(builder: Builder, noun: str) -> Made:
@@ -232,6 +220,7 @@ def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Me
         made=parts.made.get,
         meter=meters,
         components=parts.components,
+        builder=parts.builder,
         sampling_fingerprint=parts.sampling_fingerprint,
         can_start_with=parts.can_start_with,
         is_portable=parts.is_portable,

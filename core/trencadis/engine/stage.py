@@ -50,6 +50,7 @@ from trencadis.records import (
     TokenDeltas,
     WarmUp,
 )
+from trencadis.registry.building import Builder
 
 __all__ = ["AnyEngine", "BareParts", "EngineKinds", "EngineParts", "Made", "Makings", "PassBuckets", "Stage", "Stages"]
 
@@ -82,6 +83,7 @@ class Makings:
         made: Returns the component of a noun, or None if the configuration chooses none.
         meter: Returns what measures the calls of a component, by its noun and label, and ``thread`` if it is not the engine's.
         components: Name, distribution, version and digest of every component, by dotted path of the setting that names it.
+        builder: Makes components by any plan; None: the engine was composed without plugins.
         sampling_fingerprint: Tells another engine how tokens are chosen here; None: none is to choose one.
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
@@ -96,6 +98,7 @@ class Makings:
     made: Callable[[str], Made | None]
     meter: Callable[..., CallMeter]
     components: Mapping[str, tuple[str, str, str, str]] = attrs.Factory(dict)
+    builder: Builder | None = None
     sampling_fingerprint: SamplingFingerprint | None = None
     can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
     is_portable: Callable[[SamplingParams], bool] = lambda _: True
@@ -279,7 +282,6 @@ class EngineParts:
         buckets: The buckets in which passes run.
         take_part: With False a stage has nothing to do in steps for now: ``before_step``, ``after_plan``, ``after_build``, ``received`` and
             ``after_step`` are not called, and ``wants_step`` is not asked. True is the start.
-        plan_hash: Returns the hash of the plan in force.
     """
 
     config: Config
@@ -300,7 +302,6 @@ class EngineParts:
     warm_up: WarmUp
     buckets: PassBuckets
     take_part: Callable[[Stage, bool], None]
-    plan_hash: Callable[[], str]
     listeners: list[Callable[[Obstacle | SchedulingChanged], None]] = attrs.field(factory=list, init=False)
 
     def tell(self, notice: Obstacle | SchedulingChanged) -> None:

@@ -49,6 +49,7 @@ class EngineState:
         eos_token_ids: The model's.
         seed: The engine's.
         prefix_caching: Whether blocks are kept for reuse.
+        plan_hash: Hash of the plugins, versions and options in force; a stage that puts others in their place changes it.
 
     Attributes:
         aside: Slots that stand aside, the first first: a stage says when they can run.
@@ -76,6 +77,7 @@ class EngineState:
         eos_token_ids: tuple[int, ...],
         seed: int,
         prefix_caching: bool,
+        plan_hash: str = "",
     ) -> None:
         self.clock = clock
         self.blocks = blocks
@@ -84,6 +86,7 @@ class EngineState:
         self.block_size = block_size
         self.eos_token_ids = eos_token_ids
         self.prefix_caching = prefix_caching
+        self.plan_hash = plan_hash
         self.table = SequenceTable()
         self.rows = Rows(
             num_rows=num_rows, max_model_len=max_model_len, block_size=block_size, num_parts=len(blocks.parts)

@@ -108,7 +108,9 @@ class Builder:
 
     def with_plan(self, plan: ResolvedPlan) -> Builder:
         """Return a builder by another plan, which knows what is known now."""
-        return Builder(self.registry, plan, self.config, self._context, context_of=self._context_of)
+        other = Builder(self.registry, plan, self.config, self._context, context_of=self._context_of)
+        other.started()
+        return other
 
     def know_limits(self, limits: BucketLimits) -> None:
         """Tell the components that are made from now on how large the engine is."""

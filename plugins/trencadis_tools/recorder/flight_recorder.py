@@ -369,7 +369,7 @@ class FlightRecorder(Stage):
                 *self._obstacles,
                 *dict.fromkeys(words for segment in segments for words in segment.obstacles),
             ),
-            plan_hash=self._engine.plan_hash(),
+            plan_hash=self._state.plan_hash,
         )
 
     def _record(self, kept: _Kept, reason: str, cause: str) -> FlightRecord:

@@ -50,7 +50,7 @@ class SteadyEngine(Engine):
             max_steps: At least 1.
         """
         is_divided = len(self._state.blocks.parts) > 1
-        is_watched = self._stages.after_step or self._observers.watched or self._policy.shadow is not None
+        is_watched = self._stages.after_step or self._observers.watched or self._policy.beside is not None
         if not (is_watched or is_divided or self._state.on_filled or self._drafting.is_configured):
             self._device, self._max_steps = device, max_steps
 

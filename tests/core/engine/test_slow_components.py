@@ -158,17 +158,17 @@ def test_a_slow_drafter_without_a_fallback_ends_speculation_and_no_request(
 
 
 def test_a_slow_shadow_is_asked_no_more() -> None:
-    from trencadis.engine.scheduling.shadow import Shadow
+    from trencadis_stages.shadow.shadow import Shadow
 
     clock = SimulatedClock()
     parts = slow(clock, 5.0)["split"]
     engine = make_engine(clock=clock)
     meter = Meters(Config(), clock)("scheduling", "shadow s")
-    engine._policy.put_shadow(Shadow("shadow s", parts["policy"], clock=clock, meter=meter))
+    engine._policy.put_beside(Shadow("shadow s", parts["policy"], clock=clock, meter=meter))
     engine.add(request())
     drain(engine)
     assert clock.now_s() == pytest.approx(5.0)
-    assert engine._policy.shadow.fault.startswith("it took 5 s in split()")
+    assert engine._policy.beside.fault.startswith("it took 5 s in split()")
 
 
 # --------------------------------------------------------------------------------------------------------- connectors

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trencadis.engine.guard import Guarded
-from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.errors import ContractError
 from trencadis.faults import Fallback, as_words, reraise_interrupt
 from trencadis.interfaces import SchedulingPolicy, SupportsSteadySteps
@@ -31,12 +30,10 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
     Attributes:
         name: Short name of the policy in force.
         live: Returns slot and request of all that are in the engine, in the order of arrival.
-        shadow: The policy that is asked beside the chosen one, or None.
         quarantines: The last 16 policies that were quarantined, and why.
         runnable: Returns which running slots the next plan may have, of all of them, ``[n]``; None: all whose last token is not planned.
     """
 
-    shadow: Shadow | None = None
     runnable: Callable[[Int64Array], BoolArray] | None = None
 
     def __init__(
@@ -52,11 +49,6 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
         self.name = label
         self.live: Callable[[], Iterable[tuple[int, Request]]] = tuple
         self.quarantines: deque[tuple[str, str]] = deque(maxlen=16)
-
-    def put_shadow(self, shadow: Shadow | None) -> None:
-        """Have a policy be asked beside the chosen one; None: no longer."""
-        self.shadow = shadow
-        self.put_beside(shadow)
 
     def replace(
         self, label: str, strategy: SchedulingPolicy, make_fallback: Callable[[], SchedulingPolicy] | None, *, name: str
@@ -104,10 +96,6 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
             reraise_interrupt(error)
             self.quarantine(error)
             return self.preempts
-
-    def take_shadow_step(self) -> ShadowStep:
-        """Return what the shadow would have done otherwise in the step that was planned."""
-        return NO_SHADOW if self.shadow is None else self.shadow.take_step()
 
     def _introduce(self, strategy: SchedulingPolicy) -> None:
         for slot, request in self.live():

@@ -212,11 +212,11 @@ def test_a_policy_that_cannot_bear_the_live_requests_does_not_take_over():
 )
 def test_a_change_that_cannot_be_leaves_everything_as_it_was(table: dict[str, Any], message: str):
     engine = engine_of(scheduling={"name": "priority", "fallback": "fcfs", "shadow": "fcfs"})
-    before, strategy, shadow = engine.answer("scheduling", {}), engine._policy.strategy, engine._policy.shadow
+    before, strategy, shadow = engine.answer("scheduling", {}), engine._policy.strategy, engine._policy.beside
     with pytest.raises((ConfigError, PluginError), match=message):
         change(engine, **table)
     assert engine.answer("scheduling", {}) == before
-    assert (engine._policy.strategy, engine._policy.shadow) == (strategy, shadow)
+    assert (engine._policy.strategy, engine._policy.beside) == (strategy, shadow)
 
 
 def test_options_left_out_are_those_of_the_configuration():
@@ -234,4 +234,4 @@ def test_a_change_of_the_shadow_keeps_the_policy_and_its_state():
     change(engine, shadow="priority")
     assert engine._policy.strategy is strategy
     assert change(engine, shadow=None)["shadow"] is None
-    assert engine._policy.shadow is None
+    assert engine._policy.beside is None

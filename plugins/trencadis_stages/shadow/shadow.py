@@ -13,34 +13,14 @@ import attrs
 import numpy as np
 
 from trencadis.clock import Clock
+from trencadis.engine.stage import EngineParts, Makings, Stage
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, legal, rules_of
 from trencadis.records import Request
 
-__all__ = ["NO_SHADOW", "Shadow", "ShadowStep"]
+__all__ = ["Shadow", "make_shadow"]
 
 logger = logging.getLogger("trencadis.engine")
-
-
-@attrs.frozen
-class ShadowStep:
-    """What came of the comparison in one step.
-
-    Attributes:
-        was_asked: There was something to compare.
-        differs: The shadow would have chosen otherwise.
-        displacement: Places by which it would order the waiting sequences otherwise, their mean; 0 if no order was asked for.
-        spent_s: What it took, seconds.
-    """
-
-    was_asked: bool = False
-    differs: bool = False
-    displacement: float = 0.0
-    spent_s: float = 0.0
-
-
-NO_SHADOW = ShadowStep()
-"""Of a step without a shadow."""
 
 
 _UNASKED = frozenset({"admit_tenant"})
@@ -95,12 +75,17 @@ class Shadow:
 
     # ------------------------------------------------------------------------------------------------ what came of it
 
-    def take_step(self) -> ShadowStep:
-        """Return what came of the step that was planned, and begin the next."""
+    def take_step(self) -> dict[str, float]:
+        """Return the numbers of the step that was planned, by field of ``StepStats``, and begin the next."""
         done, self._step = self._step, _Open()
         self.num_steps += done.was_asked
         self.num_differing += done.differs
-        return ShadowStep(done.was_asked, done.differs, done.displacement, done.spent_s)
+        return {
+            "num_shadow_steps": int(done.was_asked),
+            "num_shadow_differing": int(done.differs),
+            "shadow_displacement": done.displacement,
+            "shadow_s": done.spent_s,
+        }
 
     def report(self) -> Mapping[str, Any]:
         """Return all of it as a table."""
@@ -180,7 +165,36 @@ class Shadow:
 
 @attrs.define
 class _Open:
+    """A step that is being planned.
+
+    Attributes:
+        was_asked: There was something to compare.
+        differs: The shadow would have chosen otherwise.
+        displacement: Places by which it would order the waiting sequences otherwise, their mean; 0 if no order was asked for.
+        spent_s: What it took, seconds.
+    """
+
     was_asked: bool = False
     differs: bool = False
     displacement: float = 0.0
     spent_s: float = 0.0
+
+
+class Shadowing(Stage):
+    """Has the configured shadow asked beside the policy that decides, until another takes its place."""
+
+    def __init__(self, label: str, policy: SchedulingPolicy, meter: CallMeter) -> None:
+        self._label, self._policy, self._meter = label, policy, meter
+
+    def bind(self, engine: EngineParts) -> None:
+        """Put it beside the policy."""
+        engine.policy.put_beside(Shadow(self._label, self._policy, clock=engine.state.clock.source, meter=self._meter))
+
+
+def make_shadow(makings: Makings) -> Stage | None:
+    """Return the stage; None: no shadow is configured."""
+    shadow = None if makings.builder is None else makings.builder.plan.shadow
+    if makings.builder is None or shadow is None:
+        return None
+    label = str(shadow.component)
+    return Shadowing(label, makings.builder.make(shadow), makings.meter("scheduling", f"{label} (shadow)"))

@@ -6,7 +6,7 @@ import pytest
 
 from trencadis.errors import ConfigValueError, ImportPathRefusedError, UnknownComponentError, UnknownKeyError
 from trencadis.registry import load_with_plugins, resolve_plan
-from trencadis.registry.switching import SchedulingChange, SchedulingInForce, change_table, resolve_change
+from trencadis.switching import SchedulingChange, SchedulingInForce, change_table, resolve_change
 
 
 def at_start(**scheduling: Any) -> tuple[SchedulingInForce, Any]:

@@ -8,9 +8,9 @@ import pytest
 
 from support.strategies.hostile_policies import HOSTILE, Backwards, Spoils
 from trencadis.clock import SimulatedClock
-from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.interfaces import Observer, SchedulingPolicy, TokenSplit
 from trencadis.records import Request, SamplingParams, StepStats
+from trencadis_stages.shadow.shadow import Shadow
 from trencadis_testing.engines import ServeInOrder, drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 
@@ -43,7 +43,7 @@ def run(shadow: SchedulingPolicy | None, **options: Any) -> tuple[Any, list[Step
         **options,
     )
     if shadow is not None:
-        engine._policy.put_shadow(Shadow("the shadow", shadow, clock=engine._clock))
+        engine._policy.put_beside(Shadow("the shadow", shadow, clock=engine._clock))
     for name, prompt in PROMPTS.items():
         engine.add(Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=8)))
     ends = drain(engine)
@@ -65,11 +65,11 @@ def test_a_shadow_changes_no_plan_and_no_token(shadow: type[SchedulingPolicy]):
 
 def test_an_equal_policy_never_differs_and_another_is_counted():
     engine, stats, _ = run(ServeInOrder())
-    report = engine._policy.shadow.report()
+    report = engine._policy.beside.report()
     assert (report["num_differing_steps"], report["mean_rank_displacement"], report["differing"]) == (0, 0.0, {})
     assert report["num_steps"] == sum(one.num_shadow_steps for one in stats) > 0
     engine, stats, _ = run(Backwards())
-    report = engine._policy.shadow.report()
+    report = engine._policy.beside.report()
     assert report["differing"].keys() == {"order", "victim"}
     assert report["num_differing_steps"] == sum(one.num_shadow_differing for one in stats) > 0
 
@@ -78,9 +78,9 @@ def test_displacement_is_the_mean_of_the_places_by_which_two_orders_differ():
     view = type("View", (), {"waiting": np.array([7, 3, 9, 5], np.int32)})()
     shadow = Shadow("the shadow", Backwards(), clock=SimulatedClock())
     shadow.order(view.waiting, view)
-    assert shadow.take_step().displacement == (3 + 1 + 1 + 3) / 4
+    assert shadow.take_step()["shadow_displacement"] == (3 + 1 + 1 + 3) / 4
     shadow.order(view.waiting[::-1], view)
-    assert shadow.take_step().displacement == 0
+    assert shadow.take_step()["shadow_displacement"] == 0
     assert shadow.mean_displacement == 1.0
     assert (shadow.num_orders, shadow.num_steps, shadow.num_differing) == (2, 2, 1)
 
@@ -88,9 +88,9 @@ def test_displacement_is_the_mean_of_the_places_by_which_two_orders_differ():
 def test_budgets_beyond_the_steps_are_no_difference():
     shadow = Shadow("the shadow", ServeInOrder(), clock=SimulatedClock())
     shadow.split(TokenSplit(decode=64, prefill=1 << 20), object(), token_budget=64)
-    assert not shadow.take_step().differs
+    assert not shadow.take_step()["num_shadow_differing"]
     shadow.split(TokenSplit(decode=64, prefill=63), object(), token_budget=64)
-    assert shadow.take_step().differs
+    assert shadow.take_step()["num_shadow_differing"]
 
 
 @pytest.mark.representatives(2)
@@ -100,14 +100,14 @@ def test_a_shadow_that_raises_is_asked_no_more_and_nothing_else_happens(name: st
 
     engine, _, tokens = run(getattr(hostile_policies, name.partition(":")[2])())
     assert tokens == {name: fake_text(prompt, 8, eos=-1) for name, prompt in PROMPTS.items()}
-    assert engine._policy.shadow.report()["fault"].startswith("it raised ")
+    assert engine._policy.beside.report()["fault"].startswith("it raised ")
     assert engine._policy.num_quarantined == 0
 
 
 def test_its_time_is_its_own_number():
     shadow = Shadow("the shadow", ServeInOrder(), clock=SlowClock())
     shadow.split(TokenSplit(1, 1), object(), token_budget=4)
-    assert shadow.take_step().spent_s == pytest.approx(0.001, abs=0.0005)
+    assert shadow.take_step()["shadow_s"] == pytest.approx(0.001, abs=0.0005)
 
 
 def test_what_differs_is_logged_for_those_who_look(caplog: pytest.LogCaptureFixture):

@@ -1,0 +1,1 @@
+"""A scheduling policy that is asked beside the one that decides."""

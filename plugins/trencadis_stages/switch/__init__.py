@@ -1,0 +1,1 @@
+"""Another scheduling policy while the engine serves."""
