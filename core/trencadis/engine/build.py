@@ -16,7 +16,6 @@ from trencadis.clock import Clock, HeldClock, Phases, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
 from trencadis.engine.batching.warmup import check_misses, completing_buckets, listed_buckets, warm_up
-from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.cache_size import limits_of, limits_of_part, longest_sequence, size_cache, without_sharing
 from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.cache.hashing import BlockHasher, compatibility_of
@@ -26,10 +25,9 @@ from trencadis.engine.guard import Guarded
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.off import off_metrics, off_table
 from trencadis.engine.layout_support import check_layout
-from trencadis.engine.parts import CommonParts, Parts, make_bare_parts, make_parts, make_stages
+from trencadis.engine.parts import CommonParts, Parts, make_bare_parts, make_kinds, make_parts, make_stages
 from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
-from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.speculation.components import check_speculation, make_drafting, with_drafter
 from trencadis.engine.stage import AnyEngine, BareParts, EngineKinds, Stage
 from trencadis.engine.state import EngineState
@@ -216,7 +214,7 @@ def compose_engine(
     max_drafts = drafter.max_draft_tokens if drafter else 0
     meters = Meters(config, clock)
     stages = make_stages(config, parts, _layout(config), meters)
-    kinds = _kinds(config, stages, has_drafter=drafter is not None)
+    kinds = make_kinds(config, stages, has_drafter=drafter is not None)
     max_model_len, num_blocks = size_cache(
         config, with_drafter(parts.model, drafter), executor, block_size=block_size, num_parts=kinds.num_parts
     )
@@ -261,22 +259,6 @@ def compose_engine(
         device_label=parts.device_label,
         is_portable=parts.is_portable,
     )
-
-
-def _kinds(config: Config, stages: Sequence[Stage], *, has_drafter: bool) -> EngineKinds:
-    """Return what the engine is put together from, as its stages leave it. Pure."""
-    # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead of one with the same sequences.
-    depth = 1 if has_drafter or not config.engine.async_scheduling else 2
-    kinds = EngineKinds(
-        depth=depth,
-        blocks=lambda *, num_blocks, make_eviction: BlockManager(num_blocks=num_blocks, eviction=make_eviction()),
-        passes=PassPlanner,
-        policy=lambda _, *made, **options: GuardedScheduling(*made, **options),
-        scheduler=Scheduler,
-    )
-    for stage in stages:
-        kinds = stage.compose(kinds)
-    return kinds
 
 
 def _warm_up(

@@ -11,10 +11,14 @@ from typing import Any
 import attrs
 
 from trencadis.config.schema import Config
+from trencadis.engine.batching.passes import PassPlanner
+from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.sampling.requests import Sampling
+from trencadis.engine.scheduling.guarded import GuardedScheduling
+from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.speculation.components import make_speculation
 from trencadis.engine.speculation.drafting import Speculation
-from trencadis.engine.stage import Made, Makings, Stage
+from trencadis.engine.stage import EngineKinds, Made, Makings, Stage
 from trencadis.errors import ConfigValueError, ContractError, PluginError
 from trencadis.faults import shown
 from trencadis.interfaces import (
@@ -30,7 +34,7 @@ from trencadis.registry.building import Builder, Meters
 from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.stages import RegisteredStage
 
-__all__ = ["CommonParts", "Parts", "make_bare_parts", "make_parts", "make_stages"]
+__all__ = ["CommonParts", "Parts", "make_bare_parts", "make_kinds", "make_parts", "make_stages"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -243,3 +247,29 @@ def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Me
                 stage.label, stage.remedy = str(one), one.provenance.remedy
             made.append(stage)
     return tuple(made)
+
+
+def make_kinds(config: Config, stages: Sequence[Stage], *, has_drafter: bool) -> EngineKinds:
+    """Return what the engine is put together from, as its stages leave it.
+
+    Raises:
+        ContractError: A stage returned something else.
+    """
+    # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead of one with the same sequences.
+    depth = 1 if has_drafter or not config.engine.async_scheduling else 2
+    kinds = EngineKinds(
+        depth=depth,
+        blocks=lambda *, num_blocks, make_eviction: BlockManager(num_blocks=num_blocks, eviction=make_eviction()),
+        passes=PassPlanner,
+        policy=lambda _, *made, **options: GuardedScheduling(*made, **options),
+        scheduler=Scheduler,
+    )
+    for stage in stages:
+        found: object = stage.compose(kinds)
+        if not isinstance(found, EngineKinds):
+            raise ContractError(
+                f"{stage.label or stage.name}: its compose() returned {shown(found)}, where EngineKinds are expected.",
+                hint=stage.remedy,
+            )
+        kinds = found
+    return kinds

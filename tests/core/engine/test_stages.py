@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
 import numpy as np
 import pytest
 
-from trencadis.engine.stage import Stage, Stages
+from trencadis.engine.scheduling.scheduler import Scheduler
+from trencadis.engine.stage import EngineKinds, Stage, Stages
 from trencadis.engine.step import SubmittedStep
-from trencadis.records import Batch, FinishedSequence, Request, SamplingParams
+from trencadis.errors import ContractError
+from trencadis.interfaces import StageDefinition
+from trencadis.records import Batch, FinishedSequence, Plan, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
 
 
@@ -34,6 +40,21 @@ class FailsOnce(Stage):
         self.num_batches += 1
         if self.num_batches == 1:
             raise ValueError("no room on the device")
+
+
+class PlansOneByOne(Stage):
+    """Puts a scheduler of its own in place, and has one step follow the other."""
+
+    def compose(self, kinds: EngineKinds) -> EngineKinds:
+        return attrs.evolve(kinds, depth=1, scheduler=OwnScheduler)
+
+
+class OwnScheduler(Scheduler):
+    num_plans = 0
+
+    def plan(self, *args: Any, **options: Any) -> Plan | None:
+        self.num_plans += 1
+        return super().plan(*args, **options)
 
 
 def request(name: str = "a") -> Request:
@@ -69,3 +90,27 @@ def test_an_error_before_a_batch_is_submitted_fails_the_step_and_no_text() -> No
     assert {name: one.token_ids.tolist() for name, one in ended.items()} == {
         name: one.token_ids.tolist() for name, one in expected.items()
     }
+
+
+def test_a_stage_may_put_a_class_of_its_own_in_the_place_of_the_engines() -> None:
+    one = StageDefinition(name="one_by_one", make=lambda _: PlansOneByOne(), summary="Plans one by one.")
+    engine, usual = make_engine(stages=[one]), make_engine()
+    for each in (engine, usual):
+        each.add(request())
+        each.step()
+    assert isinstance(engine._scheduler, OwnScheduler)
+    assert engine._scheduler.num_plans == 1
+    assert (len(engine._in_flight), len(usual._in_flight)) == (0, 1)
+    assert drain(engine)["a"].token_ids.tolist() == drain(usual)["a"].token_ids.tolist()
+
+
+def test_a_stage_that_leaves_an_engine_without_kinds_is_named() -> None:
+    class Forgets(Stage):
+        def compose(self, kinds: EngineKinds) -> None:
+            attrs.evolve(kinds, depth=1)
+
+    bad = StageDefinition(name="forgets", make=lambda _: Forgets(), summary="Forgets.")
+    with pytest.raises(
+        ContractError, match=r'"forgets".*its compose\(\) returned None, where EngineKinds are expected'
+    ):
+        make_engine(stages=[bad])
