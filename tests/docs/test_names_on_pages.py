@@ -31,6 +31,7 @@ API = (
     "trencadis.clock",
 )
 API += (
+    "trencadis.engine.stage",
     "trencadis.faults",
     "trencadis.files",
     "trencadis_testing",
