@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -27,26 +28,15 @@ __all__ = [
     "python_files",
 ]
 
-ENGINE_ROOMS: tuple[tuple[str, ...], ...] = (
-    ("build", "layout_support", "parts"),
-    ("engine",),
-    ("commit", "inspect"),
-    (
-        "scheduling",
-        "batching",
-        "speculation",
-        "transfer",
-        "preparations",
-        "request_validation",
-        "sampling",
-    ),
-    ("stage", "guarded_stage", "request_check"),
-    ("state",),
-    ("step",),
-    ("cache", "sequences"),
-    ("guard", "restorable"),
+_CONTRACTS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "importlinter"
+]["contracts"]
+
+ENGINE_ROOMS: tuple[tuple[str, ...], ...] = tuple(
+    tuple(row.split(" : "))
+    for row in next(one["layers"] for one in _CONTRACTS if one.get("containers") == ["trencadis.engine"])
 )
-"""Rooms of the engine, top to bottom: those of one row stand side by side."""
+"""Rooms of the engine, top to bottom, as the import contract has them: those of one row stand side by side."""
 
 
 @attrs.frozen
