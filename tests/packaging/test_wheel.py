@@ -89,7 +89,8 @@ def test_wheel_carries_the_templates_of_new_plugins(wheel: zipfile.ZipFile) -> N
     from support.nouns import ALL_NOUNS
 
     names = set(wheel.namelist())
-    for template in ("pyproject.toml", "README.md", "init.py", "config.py", *(f"{noun}.py" for noun in ALL_NOUNS)):
+    shared = ("pyproject.toml", "README.md", "init.py", "init_stage.py", "config.py", "stage.py")
+    for template in (*shared, *(f"{noun}.py" for noun in ALL_NOUNS)):
         assert f"trencadis_tools/new_plugin/templates/{template}.tmpl" in names
 
 

@@ -26,7 +26,7 @@ class PluginNames:
     """The names of one new plugin.
 
     Attributes:
-        noun: Extension point of the plugin, such as ``kv_connector``.
+        noun: Extension point of the plugin, such as ``kv_connector``, or ``stage``.
         name: Name of the component: letters, digits and underscores, such as ``fair_lottery``.
     """
 
@@ -82,5 +82,20 @@ class PluginNames:
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
-_TAKEN_CLASSES = frozenset({*interfaces.__all__, *records.__all__, "Any", "Callable", "Future", "Sequence", "Stuck"})
+_TAKEN_CLASSES = frozenset(
+    {
+        *interfaces.__all__,
+        *records.__all__,
+        "Any",
+        "Callable",
+        "Claim",
+        "EngineParts",
+        "Future",
+        "HeldBack",
+        "Sequence",
+        "Stage",
+        "Stuck",
+        "When",
+    }
+)
 """Classes that the templates import."""

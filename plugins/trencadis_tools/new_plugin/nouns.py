@@ -1,4 +1,4 @@
-"""Facts of each noun for the templates: its contract, the starting component's option and factory."""
+"""Facts of each noun, and of stages, for the templates: its contract, the starting component's option and factory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import attrs
 from trencadis.hookspecs import NOUNS
 from trencadis_kv import NOUNS as NOUNS_OF_KV
 
-__all__ = ["HOOKS", "STARTS", "Option", "Start"]
+__all__ = ["HOOKS", "STAGE", "STARTS", "Option", "Start"]
 
 HOOKS: Mapping[str, str] = {**NOUNS, **{noun.name: noun.hook for noun in NOUNS_OF_KV}}
 """Register hook of each noun."""
+
+STAGE = "stage"
+"""What is no noun, and a kind of plugin all the same."""
 
 
 @attrs.frozen
@@ -46,6 +49,7 @@ class Start:
         option: Option of the component.
         maker: Name that the factory imports from the component's module; ``{class}`` is replaced by the class name.
         call: Expression of the factory that makes the component.
+        example: Value of the option that switches a stage on.
     """
 
     contract: str
@@ -53,6 +57,7 @@ class Start:
     option: Option
     maker: str = "{class}"
     call: str = "{class}(config)"
+    example: str = ""
 
 
 STARTS: Mapping[str, Start] = {
@@ -131,5 +136,11 @@ STARTS: Mapping[str, Start] = {
         "Warns of requests that waited too long for their first token.",
         Option("threshold_s", "float", "1.0", "gt(0.0)", "A longer wait for the first token is too long.", "s"),
     ),
+    STAGE: Start(
+        "Stage",
+        "Limits how many sequences of a tenant run at once.",
+        Option("max_running", "int", "0", "ge(0)", "Most sequences of a tenant that run at once; 0: no limit."),
+        example="8",
+    ),
 }
-"""Starting component of each noun."""
+"""What a plugin of each noun starts with, and a stage."""

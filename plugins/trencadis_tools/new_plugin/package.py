@@ -15,7 +15,7 @@ import trencadis
 from trencadis.errors import ConfigValueError
 from trencadis.hookspecs import NOUNS
 from trencadis_tools.new_plugin.names import PluginNames
-from trencadis_tools.new_plugin.nouns import HOOKS, STARTS
+from trencadis_tools.new_plugin.nouns import HOOKS, STAGE, STARTS
 
 __all__ = ["files_of", "new_plugin"]
 
@@ -62,11 +62,11 @@ def files_of(names: PluginNames) -> dict[str, str]:
     templates = {
         "pyproject.toml": "pyproject.toml",
         "README.md": "README.md",
-        f"{source}/__init__.py": "init.py",
+        f"{source}/__init__.py": "init_stage.py" if noun == STAGE else "init.py",
         f"{source}/config.py": "config.py",
         f"{source}/{names.name}.py": f"{noun}.py",
         f"tests/test_{names.name}.py": f"test_{noun}.py",
-        "tests/test_plugin.py": "test_plugin.py",
+        "tests/test_plugin.py": "test_plugin_stage.py" if noun == STAGE else "test_plugin.py",
     }
     files = {path: _in_order(_render(template, values), names) for path, template in templates.items()}
     return {**files, f"{source}/py.typed": "", ".gitignore": "__pycache__/\n*.egg-info/\ndist/\n.*_cache/\n"}
@@ -88,12 +88,9 @@ def _in_order(text: str, names: PluginNames) -> str:
 
 
 def _values(names: PluginNames) -> dict[str, str]:
-    start = STARTS[names.noun]
+    start, noun, name = STARTS[names.noun], names.noun, names.name
     option = start.option
-    noun, name = names.noun, names.name
-    interfaces = "trencadis.interfaces" if noun in NOUNS else "trencadis_kv.interfaces"
-    choose = f'[observer]\nnames = ["log", "{name}"]' if noun == "observer" else f'[{noun}]\nname = "{name}"'
-    return {
+    values = {
         "noun": noun,
         "name": name,
         "module": name,
@@ -103,11 +100,6 @@ def _values(names: PluginNames) -> dict[str, str]:
         "class_name": names.class_name,
         "summary": start.summary,
         "contract": start.contract,
-        "hook": HOOKS[noun],
-        "interfaces": interfaces,
-        "import_noun": "" if noun in NOUNS else "import trencadis_kv\n",
-        "register_noun": "" if noun in NOUNS else "    trencadis_registry.register(trencadis_kv)\n",
-        "interface_file": f"{interfaces.replace('.', '/')}/{noun}.py",
         "maker": start.maker.replace("{class}", names.class_name),
         "call": start.call.replace("{class}", names.class_name),
         "option": option.name,
@@ -117,7 +109,30 @@ def _values(names: PluginNames) -> dict[str, str]:
         "option_unit": option.unit,
         "validator": option.validator,
         "validator_import": option.validator.partition("(")[0],
-        "interface_version": str(importlib.import_module(f"{interfaces}.{noun}").INTERFACE_VERSION),
         "minimum": ".".join(trencadis.__version__.split(".")[:2]),
+    }
+    if noun == STAGE:
+        return {
+            **values,
+            "table": name,
+            "part": STAGE,
+            "kind": "a stage",
+            "suites": "stages",
+            "config_example": f"[{name}]\n{option.name} = {start.example}",
+        }
+    interfaces = "trencadis.interfaces" if noun in NOUNS else "trencadis_kv.interfaces"
+    choose = f'[observer]\nnames = ["log", "{name}"]' if noun == "observer" else f'[{noun}]\nname = "{name}"'
+    return {
+        **values,
+        "table": f"{noun}.{name}",
+        "part": f"{noun} component",
+        "kind": f"one more component of the noun `{noun}`",
+        "suites": "the noun",
+        "hook": HOOKS[noun],
+        "interfaces": interfaces,
+        "import_noun": "" if noun in NOUNS else "import trencadis_kv\n",
+        "register_noun": "" if noun in NOUNS else "    trencadis_registry.register(trencadis_kv)\n",
+        "interface_file": f"{interfaces.replace('.', '/')}/{noun}.py",
+        "interface_version": str(importlib.import_module(f"{interfaces}.{noun}").INTERFACE_VERSION),
         "config_example": f"{choose}\n[{noun}.{name}]\n{option.name} = {option.default}",
     }

@@ -21,6 +21,12 @@ def test_observer_is_selected_by_another_key(installed, tmp_path, capsys):
     assert '[observer] names = ["log", "pager"]' in capsys.readouterr().out
 
 
+def test_stage_is_switched_on_by_its_own_table(installed, tmp_path, capsys):
+    assert run_main(["new-plugin", "stage", "turnstile", "--directory", str(tmp_path)]) == 0
+    assert "Then switch it on: [turnstile] max_running = 8" in capsys.readouterr().out
+    assert (tmp_path / "trencadis-stage-turnstile/src/trencadis_stage_turnstile/turnstile.py").is_file()
+
+
 def test_it_is_written_here_if_nothing_is_said(installed, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_main(["new-plugin", "eviction", "lottery"]) == 0
@@ -35,6 +41,8 @@ def test_it_is_written_here_if_nothing_is_said(installed, tmp_path, monkeypatch,
         (["scheduling"], "the following arguments are required: NAME"),
         (["scheduling", "lottery", "--engine.seed", "3"], "unknown argument --engine.seed"),
         (["scheduling", "fcfs"], 'there is a scheduling component "fcfs" already'),
+        (["stage", "swap"], 'there is a stage "swap" already: trencadis'),
+        (["stage", "cache"], "there is a table [cache] already"),
     ],
 )
 def test_bad_input_is_refused_in_words(installed, tmp_path, monkeypatch, capsys, words, message):

@@ -4,11 +4,11 @@ import pytest
 
 from support.nouns import ALL_NOUNS
 from trencadis.config import settings_of
-from trencadis_tools.new_plugin.nouns import STARTS
+from trencadis_tools.new_plugin.nouns import STAGE, STARTS
 
 
-def test_every_noun_has_a_start():
-    assert set(STARTS) == set(ALL_NOUNS)
+def test_every_noun_has_a_start_and_so_have_stages():
+    assert set(STARTS) == {*ALL_NOUNS, STAGE}
 
 
 @pytest.mark.parametrize("noun", ALL_NOUNS)

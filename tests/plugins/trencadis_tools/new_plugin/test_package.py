@@ -14,10 +14,11 @@ import pytest
 from support.fresh_venv import FreshVenv
 from support.nouns import ALL_NOUNS
 from trencadis.errors import ConfigValueError
-from trencadis_tools.new_plugin import PluginNames, new_plugin
+from trencadis_tools.new_plugin import STAGE, PluginNames, new_plugin
 from trencadis_tools.new_plugin.package import files_of
 
 SHORT, LONG = "ab", "a_name_as_long_as_can_be"
+KINDS = (*ALL_NOUNS, STAGE)
 TESTS = Path(__file__).parents[3]
 
 
@@ -28,9 +29,9 @@ def run(*command: str | Path, cwd: Path, path: Path) -> subprocess.CompletedProc
 
 
 @pytest.mark.slow
-def test_packages_of_every_noun_pass_their_tests_with_the_extra_that_they_name_and_no_other(tmp_path: Path):
+def test_packages_of_every_kind_pass_their_tests_with_the_extra_that_they_name_and_no_other(tmp_path: Path):
     venv = FreshVenv.make(tmp_path / "venv", extras=("test",))
-    homes = [new_plugin(PluginNames.read(noun, f"my_{noun}"), tmp_path)[0] for noun in ALL_NOUNS]
+    homes = [new_plugin(PluginNames.read(noun, f"my_{noun}"), tmp_path)[0] for noun in KINDS]
     # The first brings what all of them test with.
     asked = [f"-e './{home.name}[test]'" if home is homes[0] else f"-e ./{home.name}" for home in homes]
     venv.run(f"pip install --quiet {' '.join(asked)}", cwd=tmp_path)
@@ -55,11 +56,11 @@ def test_a_samplers_rule_is_tested_although_its_defaults_switch_it_off(tmp_path:
 
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", [SHORT, "lottery", LONG])
-def test_packages_of_every_noun_please_the_linter_whatever_their_name(tmp_path: Path, name: str):
+def test_packages_of_every_kind_please_the_linter_whatever_their_name(tmp_path: Path, name: str):
     ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
     if ruff is None:
         pytest.skip("ruff is not installed: pip install -e '.[dev]'")
-    for noun in ALL_NOUNS:
+    for noun in KINDS:
         home, _ = new_plugin(PluginNames.read(noun, name), tmp_path)
         checked = run(ruff, "check", "--no-cache", ".", cwd=home, path=tmp_path)
         assert checked.returncode == 0, checked.stdout
@@ -68,7 +69,7 @@ def test_packages_of_every_noun_please_the_linter_whatever_their_name(tmp_path: 
             assert formatted.returncode == 0, formatted.stdout
 
 
-@pytest.mark.parametrize("noun", ALL_NOUNS)
+@pytest.mark.parametrize("noun", KINDS)
 def test_files_are_complete_and_say_what_they_are(noun: str):
     files = files_of(PluginNames.read(noun, "lottery"))
     package = f"trencadis_{noun}_lottery"
@@ -93,7 +94,7 @@ def test_config_example_of_the_readme_loads(tmp_path: Path):
     from trencadis.config import load_config, settings_of
     from trencadis_kv import NOUNS as NOUNS_OF_KV
 
-    for noun in ALL_NOUNS:
+    for noun in KINDS:
         files = files_of(PluginNames.read(noun, "lottery"))
         example = files["README.md"].split("```toml\n")[1].split("```")[0]
         file = tmp_path / f"{noun}.toml"
@@ -101,8 +102,10 @@ def test_config_example_of_the_readme_loads(tmp_path: Path):
         scope: dict[str, object] = {}
         code = files[f"src/trencadis_{noun}_lottery/config.py"].replace("from __future__ import annotations", "")
         exec(code, scope)  # the class that the example's table must fit
-        settings = settings_of({noun: {"lottery": scope["LotteryConfig"]}}, NOUNS_OF_KV)
-        assert "lottery" in load_config(settings=settings, file=file, environ={}).config.noun(noun).components
+        table = scope["LotteryConfig"]
+        settings = settings_of({"lottery": table} if noun == STAGE else {noun: {"lottery": table}}, NOUNS_OF_KV)
+        config = load_config(settings=settings, file=file, environ={}).config
+        assert "lottery" in (config.tables if noun == STAGE else config.noun(noun).components)
 
 
 def test_existing_folder_is_never_written_to(tmp_path: Path):
@@ -126,10 +129,10 @@ def test_directory_that_may_not_be_written_to_is_refused(tmp_path: Path):
 
 
 @pytest.mark.nightly
-def test_packages_of_every_noun_pass_their_own_type_check(tmp_path: Path):
+def test_packages_of_every_kind_pass_their_own_type_check(tmp_path: Path):
     """All in one run: what they import is then checked once."""
     pytest.importorskip("mypy", reason="mypy is not installed: pip install -e '.[dev]'")
-    homes = [new_plugin(PluginNames.read(noun, f"my_{noun}"), tmp_path)[0] for noun in ALL_NOUNS]
+    homes = [new_plugin(PluginNames.read(noun, f"my_{noun}"), tmp_path)[0] for noun in KINDS]
     path = os.pathsep.join(str(home / "src") for home in homes)
     packages = [word for home in homes for word in ("-p", home.name.replace("-", "_"))]
     checked = subprocess.run(
