@@ -512,6 +512,7 @@ class Stage:
     """Whether something from outside is awaited: with nothing else to do, stepping at once would be busy waiting."""
 
     @law(of_type(bool), otherwise=False)
+    @law(of_type(bool), otherwise=False)
     def drop(self, request_id: str) -> bool:
         """Forget a request of a kind that this stage takes; False: it has none of this id."""
         return False

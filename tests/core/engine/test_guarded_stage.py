@@ -33,6 +33,8 @@ MOMENTS = (
     "left",
     "failed",
     "wants_empty_plan",
+    "drop",
+    "idle",
 )
 """Moments at which a fault costs no request anything."""
 
@@ -95,6 +97,10 @@ def test_fault_is_reported_and_no_request_suffers(moment: str, caplog: pytest.Lo
     engine.add(request("bb"))
     if moment == "wants_empty_plan":
         assert not engine._scheduler.wants_step()
+    if moment == "drop":
+        assert engine.abort("nobody") is None
+    if moment == "idle":
+        assert not engine._stages.idle[-1]()
     assert texts(drain(engine).values()) == expected("a", "bb")
     said = complaint_in(caplog, moment)
     assert said.startswith(
