@@ -31,6 +31,7 @@ API = (
     "trencadis.clock",
 )
 API += (
+    "trencadis.engine.sequences",
     "trencadis.engine.stage",
     "trencadis.faults",
     "trencadis.files",

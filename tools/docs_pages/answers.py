@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import trencadis.interfaces
 import trencadis_kv.interfaces
 from docs_pages.markdown import code_spans, heading_note, table
+from trencadis.engine.sequences import Claim
+from trencadis.engine.stage import Stage
 from trencadis.interfaces import rules_of
 
 __all__ = ["answers_page"]
@@ -23,15 +23,20 @@ Methods are looked up once, when a component takes its place; those that it leav
 
 def answers_page() -> str:
     """Return the page."""
-    rows = [row for package in (trencadis.interfaces, trencadis_kv.interfaces) for row in _rows(package)]
+    rows = [row for contract in _contracts() for row in _rows(contract)]
     return f"{_HEAD}\n{table(('Method', 'The answer must be'), rows)}"
 
 
-def _rows(package: ModuleType) -> list[tuple[str, str]]:
-    contracts = [found for _, found in sorted(vars(package).items()) if isinstance(found, type)]
+def _contracts() -> list[type]:
+    """Return the contracts of the nouns, and that of stages."""
+    packages = (trencadis.interfaces, trencadis_kv.interfaces)
+    found = [one for package in packages for _, one in sorted(vars(package).items()) if isinstance(one, type)]
+    return [*found, Stage, Claim]
+
+
+def _rows(contract: type) -> list[tuple[str, str]]:
     return [
         (f"`{contract.__name__}.{name}`", code_spans(rule.law.text))
-        for contract in contracts
         for name, rule in rules_of(contract).items()
         if rule.law is not None
     ]
