@@ -5,12 +5,12 @@ import pytest
 from trencadis import api
 
 
-@pytest.mark.parametrize("name", api.__all__)
-def test_each_name_of_the_facade_is_found_in_the_module_it_comes_from(name: str) -> None:
-    found = getattr(api, name)
-    assert found is getattr(api, name)
-    home = getattr(found, "__module__", None)
-    assert home is None or home.startswith("trencadis."), home
+def test_each_name_of_the_facade_is_found_in_the_module_it_comes_from() -> None:
+    for name in api.__all__:
+        found = getattr(api, name)
+        assert found is getattr(api, name)
+        home = getattr(found, "__module__", None)
+        assert home in (None, "types") or home.startswith("trencadis."), name
 
 
 def test_the_facade_offers_what_it_finds_and_nothing_else() -> None:

@@ -45,7 +45,7 @@ _ENGINE = ",".join(
     [
         (["--help"], "", 0, "generate "),
         (["generate", "--help"], "", 0, "--engine.seed"),
-        (["config"], "", 0, "model.path"),
+        (["config"], "", 2, "model.path"),
         (["plugins"], "", 2, "broken on purpose: trencadis_kv"),
         (["plugins", "--json"], "", 2, "broken on purpose: trencadis_kv"),
         (["doctor"], "trencadis_tools", 1, "broken on purpose: trencadis_kv"),

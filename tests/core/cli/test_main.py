@@ -225,7 +225,6 @@ sys.exit(3 if {{"torch", "transformers"}} & set(sys.modules) else 0)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
 
 
-@pytest.mark.representatives(1)
 @pytest.mark.parametrize("argument", ["config", "--version"])
 def test_a_reader_that_goes_away_is_no_error(argument):
     line = [sys.executable, "-m", "trencadis", argument]

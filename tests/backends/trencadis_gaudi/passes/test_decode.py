@@ -30,23 +30,6 @@ def run(scene, one, *, contiguous, **options):
     return scene.check(attention, firsts, one.bucket.num_tokens, **options)
 
 
-@pytest.mark.representatives(24)
-@pytest.mark.parametrize("contiguous", [False, True])
-@pytest.mark.parametrize("window", [0, 1, 3, 9])
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(
-    ("sequences", "size"),
-    [
-        ([(4, 1), (9, 1), (0, 1)], bucket(5, 1, 40)),
-        ([(11, 3), (3, 1)], bucket(3, 4, 40)),
-        ([(17, 1)], bucket(1, 1, 41)),
-    ],
-)
-def test_outputs_follow_the_definition(contiguous, window, options, sequences, size):
-    scene = Scene(sequences, window=window)
-    run(scene, scene.one(size), contiguous=contiguous, **options)
-
-
 @settings(max_examples=40, phases=(Stage.explicit, Stage.generate))
 @given(data=st.data())
 def test_outputs_follow_the_definition_whatever_the_tables(data):

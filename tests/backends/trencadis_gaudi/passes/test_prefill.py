@@ -19,23 +19,6 @@ def run(scene, bucket, kernel=None, **options):
     return scene.check(attention, np.arange(bucket.batch_size) * bucket.query_len, bucket.num_tokens, **options)
 
 
-@pytest.mark.representatives(24)
-@pytest.mark.parametrize("kernel", [None, emulated_fused_sdpa])
-@pytest.mark.parametrize("window", [0, 1, 3, 9])
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(
-    ("sequences", "bucket"),
-    [
-        ([(0, 5)], Bucket(1, 5, 0)),
-        ([(0, 5), (0, 2)], Bucket(3, 8, 0)),
-        ([(0, 7), (8, 3)], Bucket(3, 9, 3)),
-        ([(13, 2), (4, 6)], Bucket(2, 6, 16)),
-    ],
-)
-def test_outputs_follow_the_definition(kernel, window, options, sequences, bucket):
-    run(Scene(sequences, window=window, value_dim=KEY_DIM), bucket, kernel, **options)
-
-
 @settings(max_examples=30, phases=(Stage.explicit, Stage.generate))
 @given(data=st.data())
 def test_outputs_follow_the_definition_whatever_the_tables(data):

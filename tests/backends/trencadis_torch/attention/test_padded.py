@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -57,8 +59,6 @@ def scene(contexts, lengths, bucket, *, window, seed=0):
     return cache, tables, slots.flatten(), (query, keys, values), whole
 
 
-@pytest.mark.parametrize("window", [0, 1, 3, 9])
-@pytest.mark.parametrize("options", [{}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}])
 @pytest.mark.parametrize(
     ("contexts", "lengths", "bucket"),
     [
@@ -70,20 +70,25 @@ def scene(contexts, lengths, bucket, *, window, seed=0):
         ([17], [1], Bucket(1, 1, 5, Phase.DECODE)),
     ],
 )
-def test_outputs_follow_the_definition_and_padding_stays_finite(contexts, lengths, bucket, window, options):
-    cache, tables, slots, (query, keys, values), whole = scene(contexts, lengths, bucket, window=window)
-    arrays = [np.array(part, np.int32) for part in (range(len(contexts)), contexts, lengths)]
-    if bucket.phase is Phase.PREFILL:
-        extra = bucket.batch_size - len(contexts)
-        rows, starts, query_lens = (torch.from_numpy(np.append(part, [0] * extra)).long() for part in arrays)
-        kind = PaddedPrefill
-    else:
-        (rows, starts, query_lens), kind = arrays, PaddedDecode
-    one = kind(cache, tables=tables, slots=slots, rows=rows, starts=starts, query_lens=query_lens, bucket=bucket)
-    found = one.attend(0, *(part.flatten(0, 1) for part in (query, keys, values)), options=AttentionOptions(**options))
-    assert found.isfinite().all()
-    found = found.view(bucket.batch_size, bucket.query_len, HEADS, 6).double()
-    for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
-        positions = list(range(context, context + length))
-        expected = dense_attention(query[row, :length], *whole[row], positions=positions, window=window, **options)
-        torch.testing.assert_close(found[row, :length], expected, atol=1e-5, rtol=0)
+def test_outputs_follow_the_definition_and_padding_stays_finite(contexts, lengths, bucket):
+    for window, options in itertools.product(
+        [0, 1, 3, 9], [{}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}]
+    ):
+        cache, tables, slots, (query, keys, values), whole = scene(contexts, lengths, bucket, window=window)
+        arrays = [np.array(part, np.int32) for part in (range(len(contexts)), contexts, lengths)]
+        if bucket.phase is Phase.PREFILL:
+            extra = bucket.batch_size - len(contexts)
+            rows, starts, query_lens = (torch.from_numpy(np.append(part, [0] * extra)).long() for part in arrays)
+            kind = PaddedPrefill
+        else:
+            (rows, starts, query_lens), kind = arrays, PaddedDecode
+        one = kind(cache, tables=tables, slots=slots, rows=rows, starts=starts, query_lens=query_lens, bucket=bucket)
+        found = one.attend(
+            0, *(part.flatten(0, 1) for part in (query, keys, values)), options=AttentionOptions(**options)
+        )
+        assert found.isfinite().all()
+        found = found.view(bucket.batch_size, bucket.query_len, HEADS, 6).double()
+        for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
+            positions = list(range(context, context + length))
+            expected = dense_attention(query[row, :length], *whole[row], positions=positions, window=window, **options)
+            torch.testing.assert_close(found[row, :length], expected, atol=1e-5, rtol=0)

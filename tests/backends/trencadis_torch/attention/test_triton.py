@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import attrs
 import pytest
 import torch
@@ -110,20 +112,20 @@ def test_spans_keep_processors_busy_and_no_more():
     assert num_spans(1, 0) == 1
 
 
-@pytest.mark.parametrize("groups", [1, 3, 4, 7, 71])
-@pytest.mark.parametrize("dims", [(64, 64), (192, 128), (512, 512), (8, 6)])
-@pytest.mark.parametrize("item_bytes", [2, 4])
-def test_tiles_hold_whole_queries_and_are_of_three_kinds(groups, dims, item_bytes):
-    kinds = []
-    for most in range(1, 600):
-        tile = tile_for(groups=groups, most_queries=most, key_dim=dims[0], value_dim=dims[1], item_bytes=item_bytes)
-        assert tile.rows >= max(16, tile.queries * groups)
-        assert tile.queries >= 1
-        assert tile.rows & (tile.rows - 1) == tile.keys & (tile.keys - 1) == 0
-        if tile not in kinds:
-            kinds.append(tile)
-            assert most in (1, 2, FEW + 1)
-    assert len(kinds) <= 3
+def test_tiles_hold_whole_queries_and_are_of_three_kinds():
+    for groups, dims, item_bytes in itertools.product(
+        [1, 3, 4, 7, 71], [(64, 64), (192, 128), (512, 512), (8, 6)], [2, 4]
+    ):
+        kinds = []
+        for most in range(1, 600):
+            tile = tile_for(groups=groups, most_queries=most, key_dim=dims[0], value_dim=dims[1], item_bytes=item_bytes)
+            assert tile.rows >= max(16, tile.queries * groups)
+            assert tile.queries >= 1
+            assert tile.rows & (tile.rows - 1) == tile.keys & (tile.keys - 1) == 0
+            if tile not in kinds:
+                kinds.append(tile)
+                assert most in (1, 2, FEW + 1)
+        assert len(kinds) <= 3
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -36,8 +38,7 @@ def two_threads(in_threads):
 
 
 @pytest.mark.representatives(3)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "form"), [*zip(KINDS, itertools.cycle(FORMS), strict=False)])
 def test_bits_of_logits_keys_and_values_are_those_of_the_modules(kind, form):
     found, expected = (Scene(kind, form=form, in_one_call=one) for one in (True, False))
     passes = (

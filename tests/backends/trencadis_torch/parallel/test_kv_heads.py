@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -67,8 +68,9 @@ def assert_parts(ranks, alone):
 
 
 @pytest.mark.representatives(1, ci=2)
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in UNDIVIDED])
+@pytest.mark.parametrize(
+    ("kind", "size"), [*zip((kind for kind in SERVED if kind not in UNDIVIDED), itertools.cycle((2, 4)), strict=False)]
+)
 def test_ranks_hold_the_heads_that_they_name(tmp_path, ranked, kind, size):
     path = save_with_biases(kind, tmp_path)
     backend = computed(ranked(functools.partial(make), size), path)

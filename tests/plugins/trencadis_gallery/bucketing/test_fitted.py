@@ -251,26 +251,26 @@ def best_s(problems, budget):
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_time_is_that_of_the_fastest_chosen_bucket_of_each_point(seed):
-    problem = drawn(seed)
-    chosen = [0, 2, 5]
-    expected = 0.0
-    for point, weight in enumerate(problem.weights):
-        expected += weight * min(problem.times[item] for item in chosen if problem.covers[item, point])
-    assert time_s(problem, chosen) == pytest.approx(expected)
+def test_time_is_that_of_the_fastest_chosen_bucket_of_each_point():
+    for seed in range(40):
+        problem = drawn(seed)
+        chosen = [0, 2, 5]
+        expected = 0.0
+        for point, weight in enumerate(problem.weights):
+            expected += weight * min(problem.times[item] for item in chosen if problem.covers[item, point])
+        assert time_s(problem, chosen) == pytest.approx(expected), seed
 
 
-@pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("num_graphs", [2, 3, 5])
-def test_greedy_saves_at_least_what_its_bound_promises(seed, num_graphs):
-    problem = drawn(seed)
-    most_s = time_s(problem, [0])
-    best_saving = most_s - best_s([problem], Budget(num_graphs, None))
-    saving = most_s - total_s([problem], choose([problem], Budget(num_graphs, None)))
-    assert saving >= (1 - 1 / math.e) * best_saving - 1e-12
-    # With swaps it is nearly always the best, which the bound alone would not show.
-    assert saving >= 0.9 * best_saving
+def test_greedy_saves_at_least_what_its_bound_promises(num_graphs):
+    for seed in range(12):
+        problem = drawn(seed)
+        most_s = time_s(problem, [0])
+        best_saving = most_s - best_s([problem], Budget(num_graphs, None))
+        saving = most_s - total_s([problem], choose([problem], Budget(num_graphs, None)))
+        assert saving >= (1 - 1 / math.e) * best_saving - 1e-12, seed
+        # With swaps it is nearly always the best, which the bound alone would not show.
+        assert saving >= 0.9 * best_saving, seed
 
 
 @pytest.mark.slow

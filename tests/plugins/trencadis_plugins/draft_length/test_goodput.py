@@ -36,42 +36,42 @@ def rate(chosen, survival, times, drafting_s, num_running):
     return tokens / (times[sum(chosen)] + drafting_s[max(chosen)])
 
 
-@pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize(
     "drafting_s", [[0.0, 0.3, 0.3, 0.3, 0.3], [0.0, 0.3, 0.6, 0.9, 1.2]], ids=["at once", "one by one"]
 )
-def test_the_best_drafts_are_those_of_brute_force(seed, drafting_s):
+def test_the_best_drafts_are_those_of_brute_force(drafting_s):
     """Every combination of lengths is tried; making drafts takes a fixed time, or as much again for each after another."""
-    most, survival, times = scene(seed, 3, 4)
-    drafting_s = np.array(drafting_s)
-    view = length_view(most.tolist(), num_running=4)
-    chosen, found = _best_drafts(view, survival, times, drafting_s, np.ones(4))
-    every = [c for c in itertools.product(*(range(limit + 1) for limit in most)) if any(c)]
-    best = max(rate(c, survival, times, drafting_s, 4) for c in every)
-    assert found == pytest.approx(best)
-    assert rate(chosen.tolist(), survival, times, drafting_s, 4) == pytest.approx(best)
+    for seed in range(25):
+        most, survival, times = scene(seed, 3, 4)
+        drafting = np.array(drafting_s)
+        view = length_view(most.tolist(), num_running=4)
+        chosen, found = _best_drafts(view, survival, times, drafting, np.ones(4))
+        every = [c for c in itertools.product(*(range(limit + 1) for limit in most)) if any(c)]
+        best = max(rate(c, survival, times, drafting, 4) for c in every)
+        assert found == pytest.approx(best)
+        assert rate(chosen.tolist(), survival, times, drafting, 4) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_the_best_number_is_at_the_end_of_a_bucket(seed):
+def test_the_best_number_is_at_the_end_of_a_bucket():
     """Survivals are positive and times constant in a bucket: one draft more in the same bucket is always better."""
-    most, survival, times = scene(seed, 4, 5)
-    chosen, _ = _best_drafts(length_view(most.tolist()), survival, times, np.zeros(6), np.ones(5))
-    number = int(chosen.sum())
-    assert number == len(times) - 1 or times[number + 1] > times[number]
+    for seed in range(25):
+        most, survival, times = scene(seed, 4, 5)
+        chosen, _ = _best_drafts(length_view(most.tolist()), survival, times, np.zeros(6), np.ones(5))
+        number = int(chosen.sum())
+        assert number == len(times) - 1 or times[number + 1] > times[number]
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_the_best_length_of_a_padded_pass_is_that_of_brute_force(seed):
-    most, survival, _ = scene(seed, 3, 6)
-    times = np.sort(np.random.default_rng(seed).uniform(1, 3, 7))
-    chosen, found = _best_length(length_view(most.tolist(), num_running=5, pads=True), survival, times)
-    rates = [
-        (5 + sum(survival[i, : min(length, limit)].sum() for i, limit in enumerate(most))) / times[length]
-        for length in range(1, 7)
-    ]
-    assert found == pytest.approx(max(rates))
-    assert chosen.tolist() == np.minimum(most, 1 + int(np.argmax(rates))).tolist()
+def test_the_best_length_of_a_padded_pass_is_that_of_brute_force():
+    for seed in range(25):
+        most, survival, _ = scene(seed, 3, 6)
+        times = np.sort(np.random.default_rng(seed).uniform(1, 3, 7))
+        chosen, found = _best_length(length_view(most.tolist(), num_running=5, pads=True), survival, times)
+        rates = [
+            (5 + sum(survival[i, : min(length, limit)].sum() for i, limit in enumerate(most))) / times[length]
+            for length in range(1, 7)
+        ]
+        assert found == pytest.approx(max(rates))
+        assert chosen.tolist() == np.minimum(most, 1 + int(np.argmax(rates))).tolist()
 
 
 def test_of_equal_drafts_no_one_is_chosen_without_those_before_it():
@@ -157,7 +157,7 @@ def test_it_is_never_slower_than_097_times_where_drafts_take_long_to_make(pads):
     assert max(lengths[BEGUN:]) > 0
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.3])
+@pytest.mark.parametrize("chance", [0.0, 0.2])
 @pytest.mark.parametrize("step_s", [cpu, compute_bound])
 def test_what_the_first_steps_may_cost(step_s, chance):
     """Who asked for drafts gets them for 64 steps, unless they take twice what they bring."""

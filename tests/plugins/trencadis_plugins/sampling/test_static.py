@@ -87,26 +87,26 @@ def random_params(rng, *, on_host=True):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("seed", range(12))
-def test_tokens_and_logprobs_are_those_of_the_dynamic_sampler(order, seed, start, context_of):
-    rng = random.Random(seed)
-    starts = [
-        start(row, [7, 9, 7], [row + 20], row_seed=row + seed, eos=(2,), **random_params(rng)) for row in range(6)
-    ]
-    logits = torch.randn((6, VOCAB_SIZE), generator=torch.Generator().manual_seed(seed)) * 3
-    context, found = context_of(starts), []
-    context = SamplingContext(rows=context.rows, positions=context.positions, tokens=context.tokens.clamp(min=0))
-    for static in (False, True):
-        sampler, _ = make_sampler(order, static=static)
-        for one in starts:
-            sampler.start_row(one)
-        found.append(sampler.sample(logits.clone(), context))
-    assert found[0].token_ids.tolist() == found[1].token_ids.tolist()
-    for dynamic, fixed in zip(found[0].logprobs, found[1].logprobs, strict=True):
-        assert (dynamic.index, dynamic.token_id, dynamic.rank) == (fixed.index, fixed.token_id, fixed.rank)
-        assert dynamic.top_token_ids == fixed.top_token_ids
-        np.testing.assert_allclose(dynamic.top_logprobs, fixed.top_logprobs, rtol=1e-6)
-        np.testing.assert_allclose(dynamic.logprob, fixed.logprob, rtol=1e-6)
+def test_tokens_and_logprobs_are_those_of_the_dynamic_sampler(order, start, context_of):
+    for seed in range(12):
+        rng = random.Random(seed)
+        starts = [
+            start(row, [7, 9, 7], [row + 20], row_seed=row + seed, eos=(2,), **random_params(rng)) for row in range(6)
+        ]
+        logits = torch.randn((6, VOCAB_SIZE), generator=torch.Generator().manual_seed(seed)) * 3
+        context, found = context_of(starts), []
+        context = SamplingContext(rows=context.rows, positions=context.positions, tokens=context.tokens.clamp(min=0))
+        for static in (False, True):
+            sampler, _ = make_sampler(order, static=static)
+            for one in starts:
+                sampler.start_row(one)
+            found.append(sampler.sample(logits.clone(), context))
+        assert found[0].token_ids.tolist() == found[1].token_ids.tolist()
+        for dynamic, fixed in zip(found[0].logprobs, found[1].logprobs, strict=True):
+            assert (dynamic.index, dynamic.token_id, dynamic.rank) == (fixed.index, fixed.token_id, fixed.rank)
+            assert dynamic.top_token_ids == fixed.top_token_ids
+            np.testing.assert_allclose(dynamic.top_logprobs, fixed.top_logprobs, rtol=1e-6)
+            np.testing.assert_allclose(dynamic.logprob, fixed.logprob, rtol=1e-6)
 
 
 class Operations(TorchDispatchMode):
