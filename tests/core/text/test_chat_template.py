@@ -214,6 +214,14 @@ def test_a_template_that_loops_is_stopped_and_the_deadline_named() -> None:
     assert pool.num_started == 1, "what loops with a word is not tried again"
 
 
+def test_a_worker_serves_on_however_much_memory_the_process_has_that_started_it() -> None:
+    pool, held = TemplatePool(), bytearray(300 << 20)
+    held[::4096] = bytes(len(held[::4096]))
+    for _ in range(3):
+        written(ChatTemplate(CHATML, SPECIAL, pool), CONVERSATIONS["user"])
+    assert pool.num_started == 1
+
+
 def test_what_one_conversation_stops_is_started_again_for_the_next() -> None:
     pool = TemplatePool(max_cpu_s=0.5)
     source = CHATML + "{% if messages | length == 2 %}" + HOSTILE["loops"] + "{% endif %}"

@@ -101,7 +101,7 @@ def test_what_is_remembered_is_what_transformers_loads(name: str, tmp_path: Path
         check_same(first, second)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_large_one_is_remembered(tmp_path: Path) -> None:
     first, second = twice(LARGE["gemma_262k"].make(tmp_path / "large"))
     assert second.is_remembered
