@@ -51,7 +51,7 @@ class When(enum.Enum):
 
     NOW = "now"  # by the next step
     AFTER_LOAD = "after load"  # the sequence waits aside until its stage resumes it
-    PENDING = "pending"  # not known yet: the stage is asked again in the next plan
+    PENDING = "pending"  # not known yet: the stage is asked again in a later plan, and in the next one if few wait so or nothing runs
     GONE = "gone"  # the sequence has ended
 
 

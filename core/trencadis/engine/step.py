@@ -182,6 +182,7 @@ class StepNotes:
         order: Waiting slots in the order of admission, the first 4096; None: the policy was not asked.
         stop: Where admission stopped, or None.
         skipped: Why a waiting slot was passed over.
+        held_back: Waiting slots that a stage held back in an earlier plan, and was not asked about in this one.
         preemptions: Who lost its blocks.
         aside: Slots that stood aside, and why.
         alone: Slot that runs alone after a failed step, or -1.
@@ -209,6 +210,7 @@ class StepNotes:
     order: Int32Array | None = None
     stop: Stop | None = None
     skipped: dict[int, str] | None = None
+    held_back: Int32Array = _EMPTY
     preemptions: tuple[Preemption, ...] = ()
     aside: Mapping[int, str] = MappingProxyType({})
     alone = -1

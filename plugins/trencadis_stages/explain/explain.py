@@ -267,6 +267,9 @@ def _waiting(slot: int, notes: StepNotes) -> Verdict:
         return Verdict(outcome="waited", reason="another one runs alone, after a step that failed", rank=rank)
     if notes.skipped and slot in notes.skipped:
         return Verdict(outcome="waited", reason=notes.skipped[slot], rank=rank)
+    if slot in notes.held_back:
+        reason = "a stage held it back in an earlier plan, and is asked again in a later one"
+        return Verdict(outcome="waited", reason=reason, rank=rank)
     stop = notes.stop
     if stop is not None and stop.reason == "blocks":
         reason = "no free blocks" if stop.slot == slot else "behind one that finds no free blocks"

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from trencadis.engine.scheduling.guarded import GuardedScheduling
-from trencadis.engine.sequences import Claim, Sequence, SlotQueue, When
+from trencadis.engine.sequences import Claim, Sequence, SequenceTable, SlotQueue, When
 from trencadis.engine.state import EngineState
 from trencadis.engine.step import StepNotes, Stop
 from trencadis.interfaces import SchedulerView
 from trencadis.interfaces.restorable import Restorable
 from trencadis.records import BoolArray, FloatArray, Int32Array
 
-__all__ = ["Admission", "CachedOrder", "Outcome", "came_before"]
+__all__ = ["Admission", "CachedOrder", "HeldBack", "Outcome", "came_before"]
+
+_NONE = np.empty(0, np.int32)
 
 
 class Outcome(enum.Enum):
@@ -67,6 +69,7 @@ class Admission:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_pending = 0
+        self._held_back = HeldBack(state.table)
         self.notes = StepNotes()
         self.has_outcome = False
         self._chunk = 0
@@ -129,7 +132,11 @@ class Admission:
         if not state.rows.num_free:
             self.notes.stop = Stop("rows")
             return np.empty(0, np.int32), np.empty(0, np.int32)
-        for slot in map(int, self.order(view) if order is None else order):
+        order = self.order(view) if order is None else order
+        if state.running.size:
+            order, self.notes.held_back = self._held_back.left_out(order)
+            self.num_pending += len(self.notes.held_back)
+        for slot in map(int, order):
             if token_budget <= 0 or not state.rows.num_free:
                 self.notes.stop = Stop("tokens" if token_budget <= 0 else "rows", slot)
                 break
@@ -288,6 +295,7 @@ class Admission:
                 continue
             if claim.when is When.PENDING:
                 self.num_pending += 1
+                self._held_back.add(sequence.slot)
                 self.notes.skip(sequence.slot, claim.reason)
             return claim
         return None
@@ -303,6 +311,52 @@ class Admission:
         needed, available = num_new + self._blocks.num_unreferenced(hit) + reserve, self._blocks.num_available
         self._short = needed, available
         return needed <= available
+
+
+class HeldBack:
+    """Sequences that a stage holds back by a pending claim, those asked for longest ago first.
+
+    While others run, only so many are asked for again in a plan: the cost of a step does not grow with how many wait for a stage.
+
+    Args:
+        table: The live sequences.
+        num_asked: Sequences that are asked for again in a plan.
+    """
+
+    def __init__(self, table: SequenceTable, num_asked: int = 256) -> None:
+        self._table = table
+        self._num_asked = num_asked
+        self._asked: dict[int, int] = {}  # epoch by slot: another one, and it ran or left since
+        self._epochs = np.zeros(0, np.int64)  # the same as an array; epochs begin at 1
+
+    def add(self, slot: int) -> None:
+        """Note that a sequence is held back."""
+        if slot >= len(self._epochs):
+            self._epochs = np.append(self._epochs, np.zeros(self._table.capacity - len(self._epochs), np.int64))
+        self._asked.pop(slot, None)
+        self._asked[slot] = self._epochs[slot] = int(self._table.epoch[slot])
+
+    def left_out(self, order: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Return an order without those that are not asked for in this plan, and these. O(waiting), in NumPy.
+
+        Args:
+            order: Waiting slots, int32 ``[n]``.
+        """
+        if len(self._asked) <= self._num_asked:
+            return order, _NONE
+        epoch, due, gone = self._table.epoch, list[int](), list[int]()
+        for slot, known in self._asked.items():
+            (due if epoch[slot] == known else gone).append(slot)
+            if len(due) == self._num_asked:
+                break
+        for slot in gone:
+            del self._asked[slot]
+        self._epochs[due] = 0
+        known_slots = order < len(self._epochs)
+        is_held = np.zeros(len(order), np.bool_)
+        is_held[known_slots] = self._epochs[order[known_slots]] == epoch[order[known_slots]]
+        self._epochs[due] = epoch[due]
+        return order[~is_held], order[is_held]
 
 
 class CachedOrder(Restorable):
