@@ -27,7 +27,10 @@ SMALL = {"num_blocks": 24}
 class TestAndes(SchedulingConformance):
     counts_tokens = True
     num_histories = 3
-    make = Andes
+
+    def make(self):
+        """With the cap of the paper, 1, short ones that come in every step preempt a long one before its first token, again and again."""
+        return Andes(max_preemptions=0.1)
 
 
 class TestRoundRobin(SchedulingConformance):

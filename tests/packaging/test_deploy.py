@@ -326,7 +326,7 @@ def test_the_dashboard_uses_metrics_and_labels_that_there_are() -> None:
         ("rate(trencadis_output_token_total[5m])", "trencadis_output_token_total"),
         ("sum by (state) (rate(trencadis_http_requests_total[5m]))", "state"),
         ('trencadis_engine_up{host="a"}', "host"),
-        ("1 > 0", "no metric"),
+        ("1 > bool 0", "no metric"),
         ("histogram_quantile(0.9, trencadis_queue_seconds)", "trencadis_queue_seconds"),
     ],
 )
