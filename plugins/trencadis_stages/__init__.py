@@ -10,6 +10,7 @@ from typing import Any
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import StageDefinition
+from trencadis.records import LayoutFeature
 
 __all__ = ["trencadis_stages"]
 
@@ -92,6 +93,19 @@ def _make_tenants(makings: Any) -> Any:
     return Tenants()
 
 
+_CONNECTORS = LayoutFeature(
+    name="KV connectors",
+    setting="kv_connector.name",
+    unless=("", "none"),
+    unless_provides={"processes": "kv_connector.ranks"},
+    refused={
+        "processes": 'its worker sides do not run in the processes of ranks (it does not provide "kv_connector.ranks")',
+        "attention": "ranks have blocks of other sequences, and all worker sides are told the same",
+    },
+    remedy='Set kv_connector.name to one that goes with the layout (docs/layouts.md), or to "none"; a single rank can also run with executor.name = "inline".',
+)
+
+
 @hookimpl
 def trencadis_stages() -> Iterable[StageDefinition]:
     """Yield the built-in stages."""
@@ -100,6 +114,11 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         make=_make_swapping,
         summary="Keeps the KV of preempted sequences in host memory.",
         when=lambda config: config.engine.preemption == "swap",
+        layouts=(
+            LayoutFeature(
+                name="Preempted sequences in host memory", setting="engine.preemption", unless=("recompute",)
+            ),
+        ),
         before=frozenset({"defragmenter", "transfer"}),
     )
     yield StageDefinition(
@@ -107,18 +126,22 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         make=_make_defragmenting,
         summary="Moves KV blocks to low ids, for backends that read them by range.",
         when=lambda config: config.defragmenter.enabled != "off",
+        layouts=(LayoutFeature(name="Defragmentation", setting="defragmenter.enabled", unless=("auto", "off")),),
         before=frozenset({"transfer"}),
     )
     yield StageDefinition(
         name="transfer",
         make=_make_transfer,
         summary="Looks up, loads and saves KV by the KV connector.",
+        uses=frozenset({"kv_connector"}),
+        layouts=(_CONNECTORS,),
         before=frozenset({"embedding", "tenants"}),
     )
     yield StageDefinition(
         name="tenants",
         make=_make_tenants,
         summary="Gives tenants their shares, and keeps their caps.",
+        layouts=(LayoutFeature(name="Tenants"),),
     )
     yield StageDefinition(
         name="partitions",
@@ -143,6 +166,7 @@ def trencadis_stages() -> Iterable[StageDefinition]:
         make=_make_embedding,
         make_engine=_make_embedding_engine,
         summary="Embeds texts beside the steps of requests that generate.",
+        layouts=(LayoutFeature(name="Embeddings of a decoder"),),
     )
     yield StageDefinition(
         name="shadow",

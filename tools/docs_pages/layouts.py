@@ -25,7 +25,7 @@ _ALSO = {
 
 _HEAD = f"""# Features and layouts
 
-{heading_note("trencadis.engine.layout_support, trencadis_torch.parallel.support and trencadis_gaudi.parallel.support")}
+{heading_note("trencadis.engine.layout_support, trencadis_stages, trencadis_torch.parallel.support and trencadis_gaudi.parallel.support")}
 
 A layout says how a model is divided over devices: table `[parallel]`, see [Divide a model over ranks](do/parallel.md) and [Serve with replicas](do/replicas.md).
 Whatever does not go together is refused when the engine starts, with this page's reason.
@@ -47,6 +47,12 @@ def layouts_page() -> str:
     rows = [(f"`{one.name}`", one.summary, _status(one, served[one.name])) for one in LAYOUTS]
     reasons: list[str] = []
     names = [layout.name for layout in LAYOUTS]
+    of_stages = [
+        feature
+        for one in Registry.discover(strict=True).stages
+        if one.provenance.distribution == _OURS
+        for feature in one.definition.layouts
+    ]
     head = ("feature", "setting", "one process", *names)
     cells = [
         (
@@ -55,7 +61,7 @@ def layouts_page() -> str:
             "yes",
             *(_cell(feature, name, served[name] is not None, reasons) for name in names),
         )
-        for feature in (*FEATURES, *OF_TORCH, *OF_GAUDI)
+        for feature in (*FEATURES, *of_stages, *OF_TORCH, *OF_GAUDI)
     ]
     notes = [f"{number}. {reason[:1].upper()}{reason[1:]}." for number, reason in enumerate(reasons, start=1)]
     return (

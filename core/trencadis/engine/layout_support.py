@@ -1,6 +1,6 @@
 """Which features work under which layouts of ranks: one table, which the check at the start reads and the documentation is made from.
 
-Rows of a backend's own settings stand in that backend, see ``trencadis_torch.parallel.support`` and ``trencadis_gaudi.parallel.support``.
+Rows of stages stand in their definitions. Rows of a backend's own settings stand in that backend, see ``trencadis_torch.parallel.support`` and ``trencadis_gaudi.parallel.support``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from trencadis.errors import CapabilityError, ConfigValueError
 from trencadis.records import LayoutFeature
 from trencadis.registry import RegisteredComponent, ResolvedPlan
 
-__all__ = ["CONNECTOR_RANKS", "FEATURES", "LAYOUTS", "RANKS", "Layout", "check_layout", "unserved_layout"]
+__all__ = ["FEATURES", "LAYOUTS", "RANKS", "Layout", "check_layout", "unserved_layout"]
 
 RANKS = "executor.ranks"
 """Capability of an executor that hosts ranks in other processes."""
 
 _HOSTED = 'Leave executor.name at "auto", or set it to "processes".'
 """What to do where an executor hosts no ranks."""
-
-CONNECTOR_RANKS = "kv_connector.ranks"
-"""Capability of a KV connector whose worker sides can be in the processes of ranks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,14 +76,10 @@ LAYOUTS: Final = (
     Layout(name="data", summary="copies, each an engine of its own"),
 )
 
-_NOT_THERE = 'its worker sides do not run in the processes of ranks (it does not provide "kv_connector.ranks")'
-
 FEATURES: Final = (
-    LayoutFeature(name="Scheduling, eviction, bucketing, tenants, observers: any strategy"),
+    LayoutFeature(name="Scheduling, eviction, bucketing, observers: any strategy"),
     LayoutFeature(name="Steps planned ahead", setting="engine.async_scheduling", unless=(False,)),
     LayoutFeature(name="Prefix caching", setting="cache.prefix_caching", unless=(False,)),
-    LayoutFeature(name="Preempted sequences in host memory", setting="engine.preemption", unless=("recompute",)),
-    LayoutFeature(name="Defragmentation", setting="defragmenter.enabled", unless=("auto", "off")),
     LayoutFeature(name="Speculation: any drafter, in lines and trees", setting="speculation.name", unless=("", "none")),
     LayoutFeature(
         name="Acceptance rules, with distributions of drafts too", setting="acceptance.name", unless=("match",)
@@ -94,21 +87,9 @@ FEATURES: Final = (
     LayoutFeature(name="Seeds, penalties, several outputs, beam search"),
     LayoutFeature(name="Log-probabilities of outputs and prompts"),
     LayoutFeature(name="Structured output"),
-    LayoutFeature(name="Embeddings of a decoder"),
     LayoutFeature(name="The engine in a process of its own", setting="engine.placement", unless=("auto", "thread")),
-    LayoutFeature(
-        name="KV connectors",
-        setting="kv_connector.name",
-        unless=("", "none"),
-        unless_provides={"processes": CONNECTOR_RANKS},
-        refused={
-            "processes": _NOT_THERE,
-            "attention": "ranks have blocks of other sequences, and all worker sides are told the same",
-        },
-        remedy='Set kv_connector.name to one that goes with the layout (docs/layouts.md), or to "none"; a single rank can also run with executor.name = "inline".',
-    ),
 )
-"""What the core has settings for, or requests; in the order of the documentation."""
+"""What the core has settings for, or requests, without stages; in the order of the documentation."""
 
 
 def unserved_layout(
@@ -184,7 +165,7 @@ def _check_features(config: Config, plan: ResolvedPlan) -> None:
             where = _spot(plan, f"parallel.{layout.name}", asked)
             hint = _HOSTED if RANKS in why else layout.hint
             raise CapabilityError(f"{where}: {why}.", hint=hint)
-    for feature in FEATURES:
+    for feature in (*FEATURES, *plan.stage_features):
         refused = [name for name, size in sizes.items() if size > 1 and name in feature.refused]
         if not refused or not feature.is_asked(value := _value(config, feature.setting)):
             continue

@@ -107,7 +107,7 @@ def make_bare_parts(builder: Builder, executor: Executor, model: ModelFacts) -> 
         PluginError: The built-in stages are missing.
     """
     plan = builder.plan
-    for noun in ("speculation", "kv_connector"):
+    for noun in ("speculation", *_used(builder)):
         if noun in plan.choices:
             raise ConfigValueError(
                 f"[{noun}] name = {plan.choices[noun].component}: {model.architecture} is an encoder, which generates nothing.",
@@ -132,7 +132,7 @@ def make_parts(
         scheduling=builder.guarded("scheduling"),
         make_eviction=lambda: builder.guarded("eviction"),
         speculation=make_speculation(builder, sampling),
-        made={noun: _made(builder, noun) for noun in ("kv_connector",) if noun in plan.choices},
+        made={noun: _made(builder, noun) for noun in _used(builder) if noun in plan.choices},
         builder=builder,
         check_params=sampling.check,
         prepare=sampling.prepare,
@@ -165,6 +165,11 @@ def _make_bucketing(
 ) -> tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]:
     builder.know_limits(limits)
     return builder.guarded("bucketing")
+
+
+def _used(builder: Builder) -> list[str]:
+    """Return the nouns whose components stages use."""
+    return sorted({noun for one in builder.registry.stages for noun in one.definition.uses})
 
 
 def _made(builder: Builder, noun: str) -> Made:

@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 
+from trencadis.records import LayoutFeature
+
 __all__ = ["StageDefinition"]
 
 
@@ -26,6 +28,8 @@ class StageDefinition:
         when: Called with the ``trencadis.config.Config``; whether the engine asks ``make``.
         make_engine: Called with the ``trencadis.engine.stage.BareParts`` of a model that generates nothing; returns its engine, a
             ``trencadis.engine.stage.AnyEngine``. None: the stage is of no use to such a model.
+        uses: Nouns whose chosen component the stage is given, by ``Makings.made``.
+        layouts: The layouts of ranks under which settings of the stage are refused; a row each on the page of layouts.
         before: Names of stages before which it acts, at every moment; those that are absent do not matter.
     """
 
@@ -34,4 +38,6 @@ class StageDefinition:
     summary: str
     when: Callable[[Any], bool] = lambda _: True
     make_engine: Callable[[Any], Any] | None = None
+    uses: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
+    layouts: tuple[LayoutFeature, ...] = ()
     before: frozenset[str] = attrs.field(default=frozenset(), converter=_names)

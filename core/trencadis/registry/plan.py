@@ -25,6 +25,7 @@ from trencadis.config.schema import (
 )
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, UnknownComponentError
 from trencadis.faults import shown
+from trencadis.records import LayoutFeature
 from trencadis.registry.capabilities import negotiate
 from trencadis.registry.collect import RegisteredComponent
 from trencadis.registry.registry import Registry
@@ -67,6 +68,7 @@ class ResolvedPlan:
         by_layout: Candidates for a bucketing left to ``auto``, by batch layout, as far as plugins offer them; empty if the config named one.
         inner: Components that others name in their config, in a field with the metadata ``component``, one or several; by dotted path.
         sources: Who named each component, by dotted path; for messages.
+        stage_features: The layouts under which settings of stages are refused.
     """
 
     choices: Mapping[str, Choice]
@@ -76,6 +78,7 @@ class ResolvedPlan:
     by_layout: Mapping[str, Choice] = attrs.field(factory=dict)
     inner: Mapping[str, Choice] = attrs.field(factory=dict)
     sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
+    stage_features: tuple[LayoutFeature, ...] = attrs.field(default=(), eq=False, repr=False)
 
     def resolve_bucketing(self, layout: str) -> ResolvedPlan:
         """Return the plan with its bucketing chosen; itself if the config named one. Pure.
@@ -220,6 +223,7 @@ def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, st
         by_layout=resolver.by_layout(),
         inner=resolver.inner([*choices.values(), *fallbacks.values(), *observers, *shadows]),
         sources=dict(sources),
+        stage_features=tuple(feature for one in registry.stages for feature in one.definition.layouts),
     )
     plan.check(registry)
     _check_role(plan, config.engine.role)
