@@ -15,9 +15,9 @@ from trencadis.config.load import ConfigFile
 from trencadis.errors import RequestRefusedError
 from trencadis.interfaces import Executor
 from trencadis.records import Request, SamplingParams
-from trencadis.records.flight_record import FlightRecord, decode_flight_record, encode_flight_record
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
+from trencadis_tools.recorder.flight_record import FlightRecord, decode_flight_record, encode_flight_record
 from trencadis_tools.replay import ReplayedSteps, replay_exactly
 from trencadis_tools.replay.replayed_engine import recorder_of
 

@@ -9,22 +9,6 @@ from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape, Unified
 from trencadis.records.embedding import Embedding, EmbeddingRequest
 from trencadis.records.explanation import Explanation, Range, Span
 from trencadis.records.first_token import FirstToken
-from trencadis.records.flight_record import (
-    FLIGHT_RECORD_VERSION,
-    ComponentCode,
-    FlightRecord,
-    RecordedArrival,
-    RecordedAttempt,
-    RecordedChange,
-    RecordedCommit,
-    RecordedEnd,
-    RecordedEvent,
-    RecordedFailure,
-    RecordedRequest,
-    decode_flight_record,
-    encode_flight_record,
-    int32s,
-)
 from trencadis.records.kv import KVLayout, KVPart, TransferCause
 from trencadis.records.model import MemoryReport, ModelFacts, ModelSource, WarmUp, WarmUpReport
 from trencadis.records.output import (
@@ -70,20 +54,6 @@ from trencadis.records.step_time import StepTime
 from trencadis.records.structured import MAX_CHOICES, MAX_STRUCTURE_CHARACTERS, StructuredOutput
 
 __all__ = [
-    "FLIGHT_RECORD_VERSION",
-    "FlightRecord",
-    "RecordedArrival",
-    "RecordedAttempt",
-    "RecordedChange",
-    "ComponentCode",
-    "RecordedCommit",
-    "RecordedEnd",
-    "RecordedEvent",
-    "RecordedFailure",
-    "RecordedRequest",
-    "decode_flight_record",
-    "encode_flight_record",
-    "int32s",
     "DEFAULT_TERMS",
     "MAX_CHOICES",
     "MAX_DEPTH",

@@ -14,7 +14,7 @@ import attrs
 from trencadis.console import print_table, track
 from trencadis.errors import ConfigError
 from trencadis.files import read_bytes
-from trencadis.records.flight_record import (
+from trencadis_tools.recorder.flight_record import (
     FlightRecord,
     RecordedAttempt,
     RecordedEvent,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trencadis.config.schema import FlightRecorderConfig
 from trencadis.faults import FaultLog, as_words
-from trencadis.records.flight_record import FlightRecord, encode_flight_record
+from trencadis_tools.recorder.flight_record import FlightRecord, encode_flight_record
 
 __all__ = ["SUFFIX", "FlightFiles", "default_folder"]
 

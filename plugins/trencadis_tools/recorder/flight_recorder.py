@@ -27,7 +27,8 @@ from trencadis.engine.stage import EngineParts, Makings, Stage
 from trencadis.engine.step import NOT_SUBMITTED, Obstacle, SchedulingChanged, SubmittedStep
 from trencadis.errors import BackendError, InvalidRequestError, RanksLostError
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Plan, StepOutput, TokenDeltas
-from trencadis.records.flight_record import (
+from trencadis_tools.recorder.flight_files import FlightFiles
+from trencadis_tools.recorder.flight_record import (
     ComponentCode,
     FlightRecord,
     RecordedArrival,
@@ -39,7 +40,6 @@ from trencadis.records.flight_record import (
     RecordedFailure,
     RecordedRequest,
 )
-from trencadis_tools.recorder.flight_files import FlightFiles
 from trencadis_tools.recorder.key_frame import KeyFrame, RecordedLife, restore_frame, take_frame
 from trencadis_tools.recorder.shared_beginnings import shared_beginnings
 from trencadis_tools.recorder.trailing_blocks import TrailingBlocks
@@ -83,7 +83,7 @@ class _Segment:
 
 @attrs.frozen(kw_only=True)
 class _Kept:
-    """What a record is made of; see :class:`~trencadis.records.flight_record.FlightRecord`.
+    """What a record is made of; see :class:`~trencadis_tools.recorder.flight_record.FlightRecord`.
 
     Attributes:
         position: Changes of blocks before the frame.

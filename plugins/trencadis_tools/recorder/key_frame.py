@@ -23,7 +23,7 @@ from trencadis.engine.step import SubmittedStep
 from trencadis.interfaces import PendingStep
 from trencadis.interfaces.restorable import Restorable
 from trencadis.records import Drafts, FinishedSequence, Plan, Request
-from trencadis.records.flight_record import RecordedRequest
+from trencadis_tools.recorder.flight_record import RecordedRequest
 from trencadis_tools.recorder.policy_memory import PolicyMemory
 
 __all__ = ["KeyFrame", "RecordedLife", "restore_frame", "take_frame"]

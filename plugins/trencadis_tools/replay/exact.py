@@ -13,7 +13,7 @@ from trencadis.console import Advance
 from trencadis.errors import RanksLostError, StepFailedError, TrencadisError
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, StepOutput, StepShape, step_shape
-from trencadis.records.flight_record import (
+from trencadis_tools.recorder.flight_record import (
     FlightRecord,
     RecordedArrival,
     RecordedAttempt,

@@ -10,7 +10,7 @@ from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, DraftView, NoConfig, Speculator
 from trencadis.interfaces.speculation import INTERFACE_VERSION
 from trencadis.records import Drafts
-from trencadis.records.flight_record import RecordedAttempt, RecordedEvent, int32s
+from trencadis_tools.recorder.flight_record import RecordedAttempt, RecordedEvent, int32s
 
 __all__ = ["RECORDED", "RecordedDrafts"]
 

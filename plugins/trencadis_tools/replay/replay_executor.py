@@ -19,7 +19,7 @@ from trencadis.interfaces import (
     Sampler,
 )
 from trencadis.records import Batch, Bucket, Int32Array, MemoryReport, ModelFacts, ModelSource, RowError, StepOutput
-from trencadis.records.flight_record import FlightRecord, RecordedCommit, int32s
+from trencadis_tools.recorder.flight_record import FlightRecord, RecordedCommit, int32s
 from trencadis_tools.replay.stand_ins import EOS, StandIns
 
 __all__ = ["PlannedStep", "ReplayExecutor"]

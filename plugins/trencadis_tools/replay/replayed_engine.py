@@ -28,7 +28,7 @@ from trencadis.errors import ConfigError, ImportPathRefusedError, InternalError,
 from trencadis.faults import as_words
 from trencadis.interfaces import PendingStep
 from trencadis.records import Plan, Request
-from trencadis.records.flight_record import ComponentCode, FlightRecord, RecordedChange
+from trencadis_tools.recorder.flight_record import ComponentCode, FlightRecord, RecordedChange
 from trencadis_tools.recorder.flight_recorder import FlightRecorder
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
 from trencadis_tools.replay.stand_ins import StandIns

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trencadis.records import Int32Array, Request, SamplingParams
-from trencadis.records.flight_record import RecordedRequest
+from trencadis_tools.recorder.flight_record import RecordedRequest
 
 __all__ = ["EOS", "StandIns"]
 

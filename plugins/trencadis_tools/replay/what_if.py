@@ -21,7 +21,7 @@ from trencadis.console import Advance
 from trencadis.errors import ConfigError
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishedSequence, FinishReason, FloatArray, Int32Array, StepOutput, step_shape
-from trencadis.records.flight_record import (
+from trencadis_tools.recorder.flight_record import (
     FlightRecord,
     RecordedArrival,
     RecordedChange,

@@ -11,7 +11,7 @@ import pytest
 
 from support.replays import record_of, recording_engine, serve_at_random
 from trencadis.cli.main import main
-from trencadis.records.flight_record import RecordedAttempt, RecordedChange, encode_flight_record, int32s
+from trencadis_tools.recorder.flight_record import RecordedAttempt, RecordedChange, encode_flight_record, int32s
 from trencadis_tools.replay import recorded_config
 
 

@@ -11,18 +11,20 @@ from support.replays import record_of, recording_engine, serve_at_random
 from trencadis.config.schema import FlightRecorderConfig
 from trencadis.engine.step import SchedulingChanged
 from trencadis.errors import BackendError, InvalidRequestError
+from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import Request, SamplingParams
-from trencadis.records.flight_record import (
-    RecordedAttempt,
-    RecordedChange,
-    RecordedCommit,
-    RecordedFailure,
-    decode_flight_record,
-)
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend
 from trencadis_tools.recorder.flight_files import SUFFIX, FlightFiles, default_folder
+from trencadis_tools.recorder.flight_record import (
+    RecordedAttempt,
+    RecordedChange,
+    RecordedCommit,
+    RecordedEnd,
+    RecordedFailure,
+    decode_flight_record,
+)
 from trencadis_tools.replay.replayed_engine import recorder_of
 
 
@@ -141,6 +143,40 @@ def test_a_fault_writes_a_record_and_other_requests_go_on(tmp_path):
     assert record.cause == "step 0 failed: StepFailedError"
     assert isinstance(record.events[-1], RecordedFailure)
     assert "seven tokens" not in str(record)
+
+
+class Failing(SchedulingPolicy):
+    """Cannot say who is first."""
+
+    def order(self, view):
+        raise RuntimeError("no order")
+
+
+def test_a_strategy_that_fails_for_good_leaves_a_record_that_cannot_be_replayed(tmp_path):
+    config = {"scheduling.name": f"{__name__}:Failing", "scheduling.fallback": "", "flight_recorder.num_steps": 3}
+    engine = recording_engine(config={**config, "flight_recorder.folder": str(tmp_path)})
+    engine.add(request("one"))
+    assert drain(engine)["one"].finish_reason.value == "error"
+    written()
+    (name,) = files_in(tmp_path)
+    record = decode_flight_record((tmp_path / name).read_bytes())
+    assert (record.reason, record.cause) == ("fault", "a strategy failed, and every live request ends")
+    assert record.obstacles == ["a strategy failed for good: RuntimeError"]
+    assert record_of(engine).obstacles == record.obstacles, "it lasts"
+
+
+@pytest.mark.parametrize(("reason", "is_end"), [("abort", True), ("stop", True), ("length", False)])
+def test_the_end_of_a_request_is_an_event_if_a_client_asked_for_it(reason, is_end):
+    engine = recording_engine()
+    engine.add(request("one"))
+    engine.step()
+    if is_end:
+        getattr(engine, reason)("one")
+    drain(engine)
+    record = record_of(engine)
+    assert record.requests[0].finish_reason == reason
+    ends = [one for one in record.events if isinstance(one, RecordedEnd)]
+    assert [(one.number, one.is_complete) for one in ends] == ([(0, reason == "stop")] if is_end else [])
 
 
 def test_what_cannot_be_written_is_said_once_and_harms_nothing(tmp_path, caplog):

@@ -11,9 +11,9 @@ import pytest
 
 from trencadis.interfaces import EvictionPolicy, SchedulingPolicy
 from trencadis.interfaces.plain_state import plain_state
-from trencadis.records.flight_record import _decode, _encode
 from trencadis_plugins.scheduling.fair_share import FairShare
 from trencadis_plugins.scheduling.prefix_affinity import PrefixAffinity
+from trencadis_tools.recorder.flight_record import _decode, _encode
 from trencadis_tools.recorder.policy_memory import PolicyMemory
 
 

@@ -12,7 +12,6 @@ from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import Request, SamplingParams
-from trencadis.records.flight_record import _MAX_FREE_BYTES, _encode
 from trencadis_gallery.eviction.arc import Arc
 from trencadis_gallery.eviction.s3_fifo import S3Fifo
 from trencadis_gallery.eviction.slru import Slru
@@ -21,6 +20,7 @@ from trencadis_plugins.eviction.cost_aware import CostAware
 from trencadis_plugins.eviction.lfu import Lfu
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_plugins.eviction.ttl import Ttl
+from trencadis_tools.recorder.flight_record import _MAX_FREE_BYTES, _encode
 from trencadis_tools.recorder.policy_memory import PolicyMemory
 from trencadis_tools.recorder.trailing_blocks import TrailingBlocks
 from trencadis_tools.replay.replayed_engine import recorder_of

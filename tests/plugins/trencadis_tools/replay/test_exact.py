@@ -13,10 +13,10 @@ from support.replays import record_of, recording_engine, replayed, serve_at_rand
 from trencadis.errors import ConfigError, RanksLostError
 from trencadis.interfaces import DraftLength, Speculator
 from trencadis.records import Drafts, Request, SamplingParams
-from trencadis.records.flight_record import RecordedArrival, RecordedAttempt, RecordedChange, int32s
 from trencadis_plugins.scheduling.fcfs import Fcfs
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
+from trencadis_tools.recorder.flight_record import RecordedArrival, RecordedAttempt, RecordedChange, int32s
 from trencadis_tools.replay import check_replayable, recorded_config, replay_exactly
 
 POLICIES = ("fcfs", "prefill_first", "priority", "shortest_first", "fair_share", "deadline", "multi_level")

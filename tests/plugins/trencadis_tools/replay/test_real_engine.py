@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trencadis import LLM, SamplingParams
-from trencadis.records.flight_record import RecordedAttempt, RecordedCommit, decode_flight_record, int32s
+from trencadis_tools.recorder.flight_record import RecordedAttempt, RecordedCommit, decode_flight_record, int32s
 from trencadis_tools.replay import recorded_config, replay_exactly
 
 PROMPTS = [f"Number {number} says: " + "again and again " * (1 + number % 4) for number in range(6)]

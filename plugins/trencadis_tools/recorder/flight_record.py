@@ -18,8 +18,8 @@ from msgspec import Meta
 
 from trencadis.errors import ConfigError
 from trencadis.faults import as_words
-from trencadis.records.arrays import Int32Array
-from trencadis.records.flight_bounds import (
+from trencadis.records import Int32Array
+from trencadis_tools.recorder.flight_bounds import (
     MAX_BYTES,
     MAX_CHANGE_BYTES,
     Bytes,

@@ -6,7 +6,7 @@ import pytest
 
 from support.replays import record_of, recording_engine, serve_at_random
 from trencadis.errors import ConfigError
-from trencadis.records.flight_record import decode_flight_record, encode_flight_record
+from trencadis_tools.recorder.flight_record import decode_flight_record, encode_flight_record
 
 
 @pytest.fixture(scope="module")
