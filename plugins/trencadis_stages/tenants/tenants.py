@@ -109,14 +109,12 @@ class Tenants(Stage, Restorable):
         return (account.num_waiting, account.num_waiting_tokens) if account else (0, 0)
 
     def restore_state(self, values: Mapping[str, Any]) -> None:
-        """Take the numbers of tenants, and count the sequences in that were restored; their columns are restored as they were."""
+        """Take the numbers of tenants, and count the sequences in that were restored with their columns."""
         super().restore_state(values)
         for slot in self._state.slot_of.values():
             sequence = self._table.sequence(slot)
             sequence.request = self._completed(sequence.original_request)
-            weight = float(self._table.weight[slot])
             self._enter(sequence)
-            self._table.weight[slot] = weight
 
     def _completed(self, request: Request) -> Request:
         limits = self._limits(tenant_key(request.tenant))

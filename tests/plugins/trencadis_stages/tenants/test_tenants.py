@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -96,6 +97,13 @@ def test_a_tenant_with_too_many_tokens_waiting_is_refused_until_they_run() -> No
     engine.add(request("d", "t", length=20))
 
 
+def test_a_request_that_makes_no_sense_is_told_so_although_the_cap_is_reached() -> None:
+    engine = engine_of({"alice": {"max_waiting": 1}})
+    engine.add(request("a", "alice"))
+    with pytest.raises(InvalidRequestError, match="is live already"):
+        engine.add(request("a", "alice"))
+
+
 def test_a_prompt_longer_than_the_cap_can_never_come_in_and_is_told_so() -> None:
     engine = engine_of({"t": {"max_waiting_tokens": 20}})
     with pytest.raises(InvalidRequestError, match=r"21 prompt tokens.*may let 20 wait"):
@@ -145,6 +153,26 @@ def test_policies_see_a_weight_in_every_request() -> None:
     engine.add(request("a", "t"))
     engine.add(request("b", "t", weight=0.25))
     assert policy.weights == [2.5, 0.25]
+
+
+def test_sequences_that_were_restored_are_counted_in_with_the_weights_that_they_had() -> None:
+    engine = engine_of({"key": {"weight": 3.0, "priority": -1}})
+    for number, tenant in enumerate(("key/ann", "key/bob", "other")):
+        engine.add(request(str(number), tenant))
+    engine.add(request("own", "key/ann", weight=7.0))
+    stage, sequences = engine.stage("tenants"), [one for one in engine._state.table.sequences if one is not None]
+    accounts, shares, requests = copy.deepcopy(stage._accounts), weights(engine), [one.request for one in sequences]
+    for account in stage._accounts.values():  # as a state that took the columns and the queue leaves them
+        account.users.clear()
+        account.num_live = 0
+    for sequence in sequences:
+        sequence.request = sequence.original_request
+    stage.restore_state(stage.copy_state())
+    assert stage._accounts == accounts
+    assert weights(engine) == shares == {"0": 1.5, "1": 1.5, "2": 1.0, "own": 7.0}
+    assert [one.request for one in sequences] == requests
+    drain(engine)
+    assert not stage._accounts
 
 
 @settings(phases=[Phase.explicit, Phase.generate], max_examples=30)
