@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import threading
 from pathlib import Path
@@ -144,14 +145,18 @@ def test_greedy_tokens_are_those_of_transformers_and_rows_are_the_same_everywher
     assert all(torch.equal(one, rows[0]) for one in rows)
 
 
+def in_turn(kinds, sizes):
+    """Return each kind with one of the sizes."""
+    return [*zip(kinds, itertools.cycle(sizes), strict=False)]
+
+
 WITHOUT_PLAN = {
     *("biogpt", "bitnet", "ctrl", "gpt-sw3", "gpt2", "gpt_bigcode", "jetmoe", "modernbert-decoder", "opt", "persimmon"),
 }
 
 
 @pytest.mark.representatives(6)
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_PLAN])
+@pytest.mark.parametrize(("kind", "size"), in_turn([kind for kind in SERVED if kind not in WITHOUT_PLAN], [2, 4]))
 def test_logits_are_those_of_one_rank(tmp_path, ranked, kind, size):
     assert_same_logits(ranked, save_with_biases(kind, tmp_path), size)
 
@@ -239,8 +244,7 @@ def test_sixteen_bits_run_on_shares(model_path, ranked):
 
 
 @pytest.mark.representatives(2, ci=3)
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", MIXTURES)
+@pytest.mark.parametrize(("kind", "size"), in_turn(MIXTURES, [2, 4]))
 def test_ranks_may_have_whole_experts(tmp_path, ranked, kind, size):
     path = save_with_biases(kind, tmp_path)
     assert_same_logits(ranked, path, size, expert=size)
@@ -289,8 +293,9 @@ READS_EMBEDDINGS = {"gemma3n_text", "gemma4_text"}
 
 
 @pytest.mark.representatives(4)
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_STAGES | READS_EMBEDDINGS])
+@pytest.mark.parametrize(
+    ("kind", "size"), in_turn([kind for kind in SERVED if kind not in WITHOUT_STAGES | READS_EMBEDDINGS], [1, 2])
+)
 def test_the_last_of_two_stages_has_the_logits_of_one_rank(tmp_path, ranked, kind, size):
     path = save_with_biases(kind, tmp_path)
     one = make()
