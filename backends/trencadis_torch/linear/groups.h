@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int64_t GROUPED_ROWS_TOGETHER = 240;  // for which groups of integers are unpacked once
+constexpr int64_t GROUPED_ROWS_TOGETHER = 240;  // for which groups of integers are unpacked once; whole blocks of tiles
 constexpr int64_t STEPS = 4;  // words of groups that are unpacked, multiplied without a branch in between: groups are of whole ones
 constexpr int64_t WHOLE_GROUP = 16;  // inputs that have as many words in all forms
 
@@ -85,32 +85,38 @@ void unpacked_rows(const Unpacked& panel, const Grouping& groups, int64_t count,
         UNROLLED for (int c = 0; c < COLUMNS; ++c) kept[m * COLUMNS + c] = sums[m][c];
 }
 
+// Unpack a panel's groups, some after others, and have rows `meet` them: how many from which on, and where the next ones begin.
+template <int FORM, typename Meet>
+void by_groups(const Product& w, const uint8_t* panel, const Meet& meet) {
+    const Grouping groups = grouping(w);
+    const int64_t together = PART_INPUTS / w.group;
+    const Words table = FORM == LEVELS ? table_of(w) : Words{};
+    Unpacked unpacked;
+    for (int64_t g = 0; g < groups.count; g += together) {
+        const int64_t count = g + together < groups.count ? together : groups.count - g;
+        unpack_groups<FORM>(w, groups, panel, count, table, &unpacked);
+        panel += count * groups.bytes;
+        meet(unpacked, groups, g, count, panel);
+    }
+}
+
 // Outputs of one panel of integers in groups for some rows, more than one run of them. Sums that wait between groups keep their bits.
 template <int FORM>
 void multiply_groups(const Product& w, const Linear& layer, const uint8_t* rows, int64_t row, int64_t end, int64_t first, const uint8_t* panel) {
-    const Grouping groups = grouping(w);
-    const int64_t stride = row_bytes(w), together = PART_INPUTS / w.group;
-    Unpacked unpacked;
+    const int64_t stride = row_bytes(w), runs = (end - row + GROUP_ROWS - 1) / GROUP_ROWS;
     Floats kept[GROUPED_ROWS_TOGETHER * COLUMNS];
     for (int64_t i = 0; i < (end - row) * COLUMNS; ++i) kept[i] = Floats{};
-    Words table = {};
-    if (FORM == LEVELS)
-        for (int i = 0; i < LANES / 4; ++i) std::memcpy(reinterpret_cast<uint8_t*>(&table) + 16 * i, w.levels, 16);
-    for (int64_t g = 0; g < groups.count; g += together, panel += together * groups.bytes) {
-        const int64_t count = g + together < groups.count ? together : groups.count - g;
-        unpack_groups<FORM>(w, groups, panel, count, table, &unpacked);
+    by_groups<FORM>(w, panel, [&](const Unpacked& unpacked, const Grouping& groups, int64_t g, int64_t count, const uint8_t* next) {
         Floats* sums = kept;
-        const uint8_t* next = panel + count * groups.bytes;  // each run asks for its share of the next groups
-        const int64_t share = count * groups.bytes / ((end - row + GROUP_ROWS - 1) / GROUP_ROWS);
+        const int64_t share = count * groups.bytes / runs;  // each run asks for its share of the next groups
         in_runs(row, end, [&](int64_t m, int size) {
             for (int64_t i = 0; i < share; i += 64) __builtin_prefetch(next + i);
             next += share;
-            const uint8_t* heads = rows + m * stride + g * sizeof(Head);
-            const uint8_t* x = rows + m * stride + groups.count * sizeof(Head) + g * groups.row_bytes;
-            BY_SIZE(size, unpacked_rows, (unpacked, groups, count, w.zero < 0, heads, x, stride, sums), FORM)
+            const uint8_t* const x = rows + m * stride;
+            BY_SIZE(size, unpacked_rows, (unpacked, groups, count, w.zero < 0, x + head_at(groups, g), x + g * groups.row_bytes, stride, sums), FORM)
             sums += size * COLUMNS;
         }, GROUP_ROWS);
-    }
+    });
     for (int64_t m = row; m < end; ++m) {
         Floats* const sums = kept + (m - row) * COLUMNS;
         for (int c = 0; c < COLUMNS; ++c) sums[c] *= load(w.scales + first + c * LANES);

@@ -429,18 +429,21 @@ int64_t panel_bytes(const Product& w) {
     return groups.count * groups.bytes;
 }
 
-// Before the values of a quantised row: this, for each group.
+// After the values of a quantised row: this, for each group.
 struct Head {
     float scale, total;  // total: of the group's inputs as they are rounded
     int32_t start;       // what a sum begins with
 };
 
-// Bytes of a row that is rounded for a layer; 0: it is not.
+int64_t head_at(const Grouping& groups, int64_t g) { return groups.count * groups.row_bytes + g * static_cast<int64_t>(sizeof(Head)); }
+
+// Bytes of a row that is rounded for a layer, an odd number of cache lines, so that the same columns of some rows have places in a cache
+// beside each other; 0: it is not.
 int64_t row_bytes(const Product& w) {
     if (!is_rounded(w)) return 0;
-    if (w.kind == BFLOAT_PAIRS) return whole(w.num_inputs * (DOTS_PAIRS ? 2 : 4), 64);
+    if (w.kind == BFLOAT_PAIRS) return whole(w.num_inputs * (DOTS_PAIRS ? 2 : 4), 64) | 64;
     const Grouping groups = grouping(w);
-    return whole(groups.count * (sizeof(Head) + groups.row_bytes), 64);
+    return whole(groups.count * (sizeof(Head) + groups.row_bytes), 64) | 64;
 }
 
 // Floats of 8 bits as float16, which has room for their exponents: E4M3 by a factor of 2 ** -8, which is in the scales of the outputs.
@@ -510,11 +513,11 @@ void int_rows(const Product& w, const Linear& layer, const uint8_t* rows, const 
     const Words table = FORM == LEVELS ? table_of(w) : Words{};
     Floats sums[ROWS][COLUMNS] = {};
     for (int64_t g = 0; g < groups.count; ++g, panel += groups.bytes) {
-        const uint8_t* x = source + groups.count * sizeof(Head) + g * groups.row_bytes;
+        const uint8_t* x = source + g * groups.row_bytes;
         Head heads[ROWS];
         Ints all[ROWS][COLUMNS];
         UNROLLED for (int m = 0; m < ROWS; ++m) {
-            std::memcpy(heads + m, source + m * stride + g * sizeof(Head), sizeof(Head));
+            std::memcpy(heads + m, source + m * stride + head_at(groups, g), sizeof(Head));
             UNROLLED for (int c = 0; c < COLUMNS; ++c) all[m][c] = Ints{} + heads[m].start;
         }
         for (int64_t begin = 0; begin < groups.num_words; begin += chunk) {
@@ -772,9 +775,9 @@ ALONE void round_row(const Product& w, const float* x, uint8_t* out) {
     const Grouping groups = grouping(w);
     const Form form = form_of(w);
     const int64_t depth = groups.num_words * (form == INT8 ? 4 : 8);
-    uint8_t* values = out + groups.count * sizeof(Head);
     float apart[MOST_APART];
-    for (int64_t g = 0; g < groups.count; ++g, values += groups.row_bytes) {
+    for (int64_t g = 0; g < groups.count; ++g) {
+        uint8_t* const values = out + g * groups.row_bytes;
         Head head;
         const float* from = w.order ? apart : x + g * w.group;
         if (w.order)
@@ -784,7 +787,7 @@ ALONE void round_row(const Product& w, const float* x, uint8_t* out) {
                                     : quantise_group(from, w.group, depth, reinterpret_cast<int8_t*>(values), &head.scale);
         head.total = head.scale * static_cast<float>(sum);
         head.start = sum * ((form == INT4 ? 0 : TAKEN8) - static_cast<int32_t>(w.zero < 0 ? 0 : w.zero));
-        std::memcpy(out + g * sizeof(Head), &head, sizeof head);
+        std::memcpy(out + head_at(groups, g), &head, sizeof head);
     }
 }
 

@@ -60,8 +60,9 @@ namespace {
 #if defined(TRENCADIS_TILES)
 constexpr bool HAS_TILES = true;
 
-constexpr int64_t BLOCK = 16;            // rows, and outputs, of a tile
-constexpr int64_t UNPACKED_WORDS = 64;   // of a group of 4 bits: they fit into the first cache
+constexpr int64_t BLOCK = 16;         // rows, and outputs, of a tile
+constexpr int64_t PART_WORDS = 64;    // of each output, that all rows meet before they meet the next ones
+constexpr int64_t FEW_GROUPED = 48;   // rows that vectors multiply by integers in groups more quickly
 constexpr int ROWS_TILE = 4, WEIGHTS_TILE = 6;  // the first two of each; sums are before
 
 // How tiles are laid out; see LDTILECFG in Intel's manual of the architecture, volume 2.
@@ -96,16 +97,24 @@ void shape_tiles(int64_t rows, int64_t step) {
 
 // Words of each output that a step of tiles takes; 0: vectors multiply. Fewer than half of a tile's are not worth it.
 int64_t tile_step(const Product& w, int64_t num_rows) {
-    if (!is_rounded(w) || num_rows < 1) return 0;
-    const bool is_packed = form_of(w) != INT8;
     int64_t count = whole(w.num_inputs, 2) / 2;
-    if (w.kind != BFLOAT_PAIRS) {
-        // As many rows as vectors take at a time wait for memory: reading a panel once is all there is to gain.
-        count = num_rows > MOST_ROWS ? grouping(w).num_words * (is_packed ? 2 : 1) : 0;
-        if (is_packed && count > UNPACKED_WORDS) return 0;
-    }
-    return count % 8 || !count ? 0 : count % 16 ? 8 : 16;
+    // Up to as many rows as vectors take at a time wait for memory: reading a panel once is all there is to gain.
+    if (w.kind == CHANNELS) count = num_rows > MOST_ROWS ? grouping(w).num_words : 0;
+    else if (w.kind != BFLOAT_PAIRS) count = is_unpacked(w) && num_rows > FEW_GROUPED ? grouping(w).row_bytes / 4 : 0;
+    return count % 8 || !count || num_rows < 1 ? 0 : count % 16 ? 8 : 16;
 }
+
+// Rows in blocks as few as there can be, all of the same number of rows: the last begins with some that the one before has.
+struct Blocks {
+    int64_t row, end, count, size;
+
+    Blocks(int64_t row, int64_t end) : row(row), end(end), count((end - row + BLOCK - 1) / BLOCK), size((end - row + count - 1) / count) {}
+
+    int64_t first(int64_t block) const { return block + 1 < count ? row + block * size : end - size; }
+
+    // Where a row's sums are among those of all blocks.
+    int64_t place(int64_t m) const { return m - row < (count - 1) * size ? m - row : m - end + count * size; }
+};
 
 // One vector of outputs, and those after it up to WIDE, meet the blocks of rows that are loaded.
 template <int BLOCKS, bool FLOATS, int C = 0>
@@ -119,105 +128,141 @@ WITHIN void meet(const uint8_t* weights) {
     if constexpr (C + 1 < WIDE) meet<BLOCKS, FLOATS, C + 1>(weights);
 }
 
-template <int BLOCKS, int T = 0>
-WITHIN void leave(char* const (&sums)[2]) {
+// Load or store all sums of one block, or half of those of two, which are `apart` bytes from each other.
+template <int BLOCKS, bool LOADS, int T = 0>
+WITHIN void move_sums(char* sums, int64_t apart) {
     constexpr int WIDE = COLUMNS / BLOCKS;
-    tile_unit::store<T>(sums[T / WIDE] + T % WIDE * LANES * 4, PANEL * 4);
-    if constexpr (T + 1 < COLUMNS) leave<BLOCKS, T + 1>(sums);
+    char* const at = sums + T / WIDE * apart + T % WIDE * LANES * 4;
+    if constexpr (LOADS) tile_unit::load<T>(at, PANEL * 4);
+    else tile_unit::store<T>(at, PANEL * 4);
+    if constexpr (T + 1 < COLUMNS) move_sums<BLOCKS, LOADS, T + 1>(sums, apart);
 }
 
-// Some words of rows, times those of a panel, for one or two blocks of rows that are `apart` rows from each other: sums [rows, PANEL] of
-// float32 or int32. One block meets all outputs of a panel at once, two meet half of them.
+// Words of a panel that rows meet together.
+struct WordRun {
+    const uint8_t* weights;
+    int64_t count, step;
+    bool starts;          // sums start as zeros
+    const uint8_t* next;  // what is asked for, `share` bytes in each step
+    int64_t share;
+};
+
+// Rows of one or two blocks, `apart` bytes from each other, times some words of a panel, added to the sums of each block [rows, PANEL] of
+// float32 or int32, `sums_apart` bytes from each other. One block meets all outputs of a panel at once, two meet half of them.
 template <int BLOCKS, bool FLOATS>
-void tile_sums(const uint8_t* rows, int64_t stride, int64_t apart, const uint8_t* weights, int64_t count, int64_t step, bool asks,
-               void* out) {
-    for (int first = 0; first < COLUMNS; first += COLUMNS / BLOCKS, asks = false) {
-        tile_unit::zero<0>();
-        tile_unit::zero<1>();
-        tile_unit::zero<2>();
-        tile_unit::zero<3>();
-        for (int64_t at = 0; at < count; at += step) {
-            const uint8_t* const from = weights + at * PANEL * 4;
-            for (int64_t b = 0; asks && b < step * PANEL * 4; b += 64) __builtin_prefetch(from + step * PANEL * 4 + b);
+void tile_sums(const WordRun& part, const uint8_t* rows, int64_t stride, int64_t apart, char* sums, int64_t sums_apart) {
+    const uint8_t* next = part.next;
+    for (int first = 0; first < COLUMNS; first += COLUMNS / BLOCKS) {
+        char* const to = sums + first * LANES * 4;
+        if (part.starts) {
+            tile_unit::zero<0>();
+            tile_unit::zero<1>();
+            tile_unit::zero<2>();
+            tile_unit::zero<3>();
+        } else {
+            move_sums<BLOCKS, true>(to, sums_apart);
+        }
+        for (int64_t at = 0; at < part.count; at += part.step) {
+            for (int64_t b = 0; first == 0 && b < part.share; b += 64, next += 64) __builtin_prefetch(next);
             tile_unit::load<ROWS_TILE>(rows + at * 4, stride);
-            if constexpr (BLOCKS == 2) tile_unit::load<ROWS_TILE + 1>(rows + apart * stride + at * 4, stride);
-            meet<BLOCKS, FLOATS>(from + first * LANES * 4);
+            if constexpr (BLOCKS == 2) tile_unit::load<ROWS_TILE + 1>(rows + apart + at * 4, stride);
+            meet<BLOCKS, FLOATS>(part.weights + (at * PANEL + first * LANES) * 4);
         }
-        char* const to = static_cast<char*>(out) + first * LANES * 4;
-        leave<BLOCKS>({to, to + apart * PANEL * 4});
+        move_sums<BLOCKS, false>(to, sums_apart);
     }
 }
 
-// Write a group's values of 4 bits as those of 8, or as what a table has for them.
-template <int FORM>
-void unpack(const Product& w, const uint8_t* from, int64_t num_words, uint8_t* to) {
-    const Words table = FORM == LEVELS ? table_of(w) : Words{};
-    for (int64_t i = 0; i < num_words; ++i)
-        for (int half = 0; half < 2; ++half)
-            for (int c = 0; c < COLUMNS; ++c) {
-                const Words low = halves(words(from + (i * COLUMNS + c) * LANES * 4), half), found = FORM == LEVELS ? looked_up(table, low) : low;
-                std::memcpy(to + ((i * 2 + half) * COLUMNS + c) * LANES * 4, &found, sizeof found);
-            }
+// Outputs of one panel for some rows, by floats or by integers whose scales are those of the outputs. Two blocks of rows make a run. Runs
+// ask for the next words, each for its share; two runs do not: what they would ask for is there before by a CPU's own guesses.
+template <bool FLOATS>
+void multiply_blocks(const Product& w, const Linear& layer, const uint8_t* rows, const Blocks& blocks, int64_t first, const uint8_t* panel,
+                     int64_t step) {
+    alignas(64) char kept[GROUPED_ROWS_TOGETHER * PANEL * 4];
+    const int64_t stride = row_bytes(w), size = PANEL * 4, words = panel_bytes(w) / size, runs = (blocks.count + 1) / 2;
+    const int64_t most = runs > 1 ? PART_WORDS : words, share = runs == 2 ? 0 : whole(step * size / runs, 64);
+    for (int64_t at = 0; at < words; at += most) {
+        const int64_t count = at + most < words ? most : words - at;
+        WordRun part{panel + at * size, count, step, at == 0, panel + (at + (runs > 1 ? count : step)) * size, share};
+        for (int64_t b = 0; b < blocks.count; b += 2, part.next += count / step * share) {
+            const uint8_t* const x = rows + blocks.first(b) * stride + at * 4;
+            char* const sums = kept + b * blocks.size * size;
+            if (b + 1 == blocks.count) tile_sums<1, FLOATS>(part, x, stride, 0, sums, 0);
+            else tile_sums<2, FLOATS>(part, x, stride, (blocks.first(b + 1) - blocks.first(b)) * stride, sums, blocks.size * size);
+        }
+    }
+    for (int64_t m = blocks.row; m < blocks.end; ++m) {
+        Floats sums[COLUMNS];
+        std::memcpy(sums, kept + blocks.place(m) * size, sizeof sums);
+        Head head{};
+        if (!FLOATS) std::memcpy(&head, rows + m * stride + head_at(grouping(w), 0), sizeof head);
+        for (int c = 0; c < COLUMNS && !FLOATS; ++c) {
+            const Ints found = reinterpret_cast<Ints>(sums[c]) + head.start;
+            sums[c] = (Floats{} + __builtin_convertvector(found, Floats) * head.scale) * load(w.scales + first + c * LANES);
+        }
+        finish(layer, m, first, sums);
+    }
 }
 
-// Add what a group's integers are worth, which wait in `found`, to the sums of the rows.
-void add_group(const Product& w, const Grouping& groups, const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t g,
-               const uint8_t* panel, const Ints* found, Floats* sums) {
-    const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + groups.value_bytes);
+// Add to the sums of a block's rows what some unpacked groups make; `heads` and `x` are the first row's for the first of these groups.
+template <bool MINIMUMS>
+void meet_groups(const Unpacked& panel, const Grouping& groups, int64_t count, const uint8_t* heads, const uint8_t* x, int64_t stride,
+                 int64_t num_rows, int64_t step, Floats* kept) {
+    alignas(64) Ints found[PART_INPUTS / (8 * 4) * BLOCK * COLUMNS];  // of groups that have a step at least
+    const int64_t words = groups.row_bytes / 4, size = BLOCK * COLUMNS;
+    for (int64_t g = 0; g < count; ++g)
+        tile_sums<1, false>(WordRun{reinterpret_cast<const uint8_t*>(panel.values + g * words * COLUMNS), words, step, true, nullptr, 0},
+                            x + g * groups.row_bytes, stride, 0, reinterpret_cast<char*>(found + g * size), 0);
     for (int64_t m = 0; m < num_rows; ++m) {
-        Head head;
-        std::memcpy(&head, rows + m * stride + g * sizeof(Head), sizeof head);
-        for (int c = 0; c < COLUMNS; ++c) {
-            const Floats scale = w.kind == CHANNELS ? Floats{} + 1.0f : widened(scales + c * LANES);
-            Floats& sum = sums[m * COLUMNS + c];
-            sum += __builtin_convertvector(found[m * COLUMNS + c] + head.start, Floats) * (scale * head.scale);
-            if (w.zero < 0) sum += widened(scales + PANEL + c * LANES) * head.total;
+        Floats sums[COLUMNS];
+        for (int c = 0; c < COLUMNS; ++c) sums[c] = kept[m * COLUMNS + c];
+        for (int64_t g = 0; g < count; ++g) {
+            Head head;
+            std::memcpy(&head, heads + m * stride + g * sizeof head, sizeof head);
+            UNROLLED for (int c = 0; c < COLUMNS; ++c) {
+                const Ints all = found[g * size + m * COLUMNS + c] + head.start;
+                sums[c] += __builtin_convertvector(all, Floats) * (panel.scales[g * COLUMNS + c] * head.scale);
+                if (MINIMUMS) sums[c] += panel.minimums[g * COLUMNS + c] * head.total;
+            }
         }
+        for (int c = 0; c < COLUMNS; ++c) kept[m * COLUMNS + c] = sums[c];
     }
 }
 
-// At most two blocks of rows, for one panel; sums [rows, COLUMNS].
-void multiply_blocks(const Product& w, const uint8_t* rows, int64_t num_rows, int64_t block, int64_t step, const uint8_t* panel, bool asks,
-                     Floats* sums) {
-    const int64_t stride = row_bytes(w), apart = num_rows - block;
-    if (w.kind == BFLOAT_PAIRS) {
-        const int64_t count = whole(w.num_inputs, 2) / 2;
-        if (apart) tile_sums<2, true>(rows, stride, apart, panel, count, step, asks, sums);
-        else tile_sums<1, true>(rows, stride, apart, panel, count, step, asks, sums);
-        return;
-    }
-    alignas(64) uint8_t unpacked[UNPACKED_WORDS * PANEL * 4];
-    alignas(64) Ints found[2 * BLOCK * COLUMNS];
-    const Grouping groups = grouping(w);
-    const Form form = form_of(w);
-    for (int64_t i = 0; i < num_rows * COLUMNS; ++i) sums[i] = Floats{};
-    for (int64_t g = 0; g < groups.count; ++g, panel += groups.bytes) {
-        const uint8_t* const x = rows + groups.count * sizeof(Head) + g * groups.row_bytes;
-        if (form == INT4) unpack<INT4>(w, panel, groups.num_words, unpacked);
-        if (form == LEVELS) unpack<LEVELS>(w, panel, groups.num_words, unpacked);
-        const uint8_t* const values = form == INT8 ? panel : unpacked;
-        const int64_t count = groups.row_bytes / 4;
-        if (apart) tile_sums<2, false>(x, stride, apart, values, count, step, asks && form == INT8, found);
-        else tile_sums<1, false>(x, stride, apart, values, count, step, asks && form == INT8, found);
-        add_group(w, groups, rows, stride, num_rows, g, panel, found, sums);
+// As multiply_groups.
+template <int FORM>
+void multiply_grouped_blocks(const Product& w, const Linear& layer, const uint8_t* rows, const Blocks& blocks, int64_t first,
+                             const uint8_t* panel, int64_t step) {
+    const int64_t stride = row_bytes(w);
+    Floats kept[GROUPED_ROWS_TOGETHER * COLUMNS];
+    for (int64_t i = 0; i < blocks.count * blocks.size * COLUMNS; ++i) kept[i] = Floats{};
+    by_groups<FORM>(w, panel, [&](const Unpacked& unpacked, const Grouping& groups, int64_t g, int64_t count, const uint8_t* next) {
+        const int64_t share = count * groups.bytes / blocks.count;
+        for (int64_t b = 0; b < blocks.count; ++b, next += share) {
+            for (int64_t i = 0; i < share; i += 64) __builtin_prefetch(next + i);
+            const uint8_t* const x = rows + blocks.first(b) * stride;
+            const auto meet = w.zero < 0 ? meet_groups<true> : meet_groups<false>;
+            meet(unpacked, groups, count, x + head_at(groups, g), x + g * groups.row_bytes, stride, blocks.size, step, kept + b * blocks.size * COLUMNS);
+        }
+    });
+    for (int64_t m = blocks.row; m < blocks.end; ++m) {
+        Floats* const sums = kept + blocks.place(m) * COLUMNS;
+        for (int c = 0; c < COLUMNS; ++c) sums[c] *= load(w.scales + first + c * LANES);
+        finish(layer, m, first, sums);
     }
 }
 
-// Rows' outputs of one panel. All blocks have the same number of rows: the last may begin with some that the one before has.
+// Rows' outputs of one panel, by so many words at a time.
 void multiply_tiles(const Product& w, const Linear& layer, const Input& in, int64_t row, int64_t end, int64_t first, const uint8_t* panel,
                     int64_t step) {
-    alignas(64) Floats sums[2 * BLOCK * COLUMNS];
-    const int64_t stride = row_bytes(w), block = end - row < BLOCK ? end - row : BLOCK;
-    shape_tiles(block, step);
-    for (int64_t at = row, last; at < end; at = last) {
-        last = at + 2 * BLOCK < end ? at + 2 * BLOCK : end;
-        const int64_t from = last - at < block ? last - block : at;
-        multiply_blocks(w, in.bytes + from * stride, last - from, block, step, panel, at == row, sums);
-        for (int64_t m = at; m < last; ++m) {
-            Floats* const found = sums + (m - from) * COLUMNS;
-            for (int c = 0; c < COLUMNS && w.kind != BFLOAT_PAIRS; ++c) found[c] *= load(w.scales + first + c * LANES);
-            finish(layer, m, first, found);
-        }
+    for (int64_t last; row < end; row = last) {
+        last = row + GROUPED_ROWS_TOGETHER < end ? row + GROUPED_ROWS_TOGETHER : end;
+        const Blocks blocks(row, last);
+        shape_tiles(blocks.size, step);
+        if (w.kind == BFLOAT_PAIRS) multiply_blocks<true>(w, layer, in.bytes, blocks, first, panel, step);
+        else if (w.kind == CHANNELS) multiply_blocks<false>(w, layer, in.bytes, blocks, first, panel, step);
+        else if (w.kind == GROUPS8) multiply_grouped_blocks<INT8>(w, layer, in.bytes, blocks, first, panel, step);
+        else if (w.kind == GROUPS4) multiply_grouped_blocks<INT4>(w, layer, in.bytes, blocks, first, panel, step);
+        else multiply_grouped_blocks<LEVELS>(w, layer, in.bytes, blocks, first, panel, step);
     }
 }
 #else
