@@ -55,7 +55,7 @@ def build(num_sequences: int, *, inlined: bool = False, num_blocks: int = 0) -> 
     )
     if inlined:
         engine._scheduler._policy.split = split
-        engine._builder.passes._bucketing.ask.bucket_for = Bucket.of  # every shape is its own bucket
+        engine._batches.passes._bucketing.ask.bucket_for = Bucket.of  # every shape is its own bucket
     for i in range(num_sequences):
         prompt = tuple((i * 7 + j) % 97 for j in range(40))
         engine.add(

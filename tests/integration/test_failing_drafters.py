@@ -75,7 +75,7 @@ def test_a_speculator_that_fails_is_switched_off_and_requests_go_on(way: str, ca
         "other": fake_text(PROMPT, 40, eos=-1),
     }
     assert {end.finish_reason for end in ends.values()} == {FinishReason.LENGTH}
-    assert engine._drafting.fault.startswith("Broken raised")
+    assert engine._scheduler.drafting.fault.startswith("Broken raised")
     assert engine.totals.num_drafters_quarantined == 1
     assert speculator.is_closed
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
@@ -128,4 +128,4 @@ def test_a_draft_length_that_fails_is_switched_off_and_requests_go_on(way: str) 
     ends = drain(engine)
     assert ends["r"].token_ids.tolist() == fake_text(PROMPT, 12, eos=-1)
     assert ends["s"].token_ids.tolist() == fake_text(PROMPT, 20, eos=-1)
-    assert engine._drafting.fault.startswith("BrokenLength raised")
+    assert engine._scheduler.drafting.fault.startswith("BrokenLength raised")

@@ -79,7 +79,7 @@ def test_drafts_made_in_one_call_are_those_made_one_by_one(tmp_path: Path, scene
         if not in_one_call:
             drafter._head.loop = None
         if scene == "another length each":
-            length = engine._drafting._length.strategy
+            length = engine._scheduler.drafting._length.strategy
             length.choose = lambda view: 1 + (view.slots + len(view.slots)) % view.max_draft_tokens
         asked = Asked(engine)
         serve(engine, attrs.evolve(GREEDY, max_tokens=90))
@@ -219,7 +219,7 @@ def test_a_draft_length_may_rest_and_the_head_goes_on_where_it_was(verifier: Pat
     """Its keys and values are written in every step, drafted for or not."""
     engine = open_engine(verifier, head)
     asked = Asked(engine)
-    length = engine._drafting._length.strategy
+    length = engine._scheduler.drafting._length.strategy
     steps = itertools.count()
     inner = length.choose
     length.choose = lambda view: inner(view) * (next(steps) % 3 == 2)  # type: ignore[method-assign]
@@ -310,12 +310,12 @@ def test_what_a_tree_left_serves_the_next_chain(verifier: Path, tmp_path: Path) 
     """The head's keys and values of accepted nodes lie where those of a chain would: a chain drafts from them what it drafts anyway."""
     head = save_head(tmp_path)
     engine = open_engine(verifier, head, **tree_tables("static"))
-    speculator, steps = engine._drafting._speculator.strategy, itertools.count()
+    speculator, steps = engine._scheduler.drafting._speculator.strategy, itertools.count()
     inner = speculator.propose
     speculator.propose = lambda view: inner(  # type: ignore[method-assign]
         attrs.evolve(view, linear_only=np.ones_like(view.linear_only) if next(steps) % 2 else view.linear_only)
     )
-    engine._drafting._speculator.strategy = speculator
+    engine._scheduler.drafting._speculator.strategy = speculator
     asked = Asked(engine)
     serve(engine, GREEDY, PROMPTS[:2])
     engine.close()

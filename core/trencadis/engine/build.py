@@ -22,14 +22,17 @@ from trencadis.engine.cache.hashing import BlockHasher, compatibility_of
 from trencadis.engine.commit.recovery import restart_ranks
 from trencadis.engine.engine import Engine
 from trencadis.engine.guard import Guarded
+from trencadis.engine.guarded_stage import guarded
+from trencadis.engine.inspect.accounting import Accounting
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.off import off_metrics, off_table
 from trencadis.engine.layout_support import check_layout
 from trencadis.engine.parts import CommonParts, Parts, make_bare_parts, make_kinds, make_parts, make_stages
+from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.speculation.components import check_speculation, make_drafting, with_drafter
-from trencadis.engine.stage import AnyEngine, BareParts, EngineKinds, Stage
+from trencadis.engine.stage import AnyEngine, BareParts, EngineKinds, Stage, Stages
 from trencadis.engine.state import EngineState
 from trencadis.errors import PluginError, TrencadisError
 from trencadis.faults import reraise_interrupt
@@ -234,31 +237,27 @@ def compose_engine(
     warmed = _warm_up(config, executor, bucketing, passes, part_limits, clock=clock, progress=progress)
     drafting = make_drafting(parts.speculation, state, executor, parts.model, limits, passes.padded_tokens, meters)
     policy = _policy(parts, kinds, state, meters)
-    return kind(
-        state=state,
-        policy=policy,
-        scheduler=kinds.scheduler(
-            state,
-            policy,
-            max_num_batched_tokens=config.engine.max_num_batched_tokens,
-            max_preemptions=config.engine.max_preemptions,
-            max_wait_s=config.engine.max_wait_s,
-        ),
-        builder=BatchBuilder(state, passes),
-        executor=executor,
-        observers=_watched(config, parts, clock),
+    scheduler = kinds.scheduler(
+        state,
+        policy,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_preemptions=config.engine.max_preemptions,
+        max_wait_s=config.engine.max_wait_s,
         drafting=drafting,
-        config=config,
-        limits=limits,
-        stages=stages,
-        model=parts.model,
-        depth=kinds.depth,
-        warm_up=warmed,
-        on_close=parts.on_close,
-        check_params=parts.check_params,
-        device_label=parts.device_label,
-        is_portable=parts.is_portable,
     )
+    engine = kind(
+        state=state,
+        scheduler=scheduler,
+        batches=BatchBuilder(state, passes, warmed),
+        executor=executor,
+        validator=RequestValidator(state, policy, parts.model, parts.check_params, parts.is_portable),
+        stages=Stages(stages, guard=guarded),
+        accounting=Accounting(state, _watched(config, parts, clock), label=parts.device_label),
+        depth=kinds.depth,
+        on_close=parts.on_close,
+    )
+    engine.bind(config, limits)
+    return engine
 
 
 def _warm_up(

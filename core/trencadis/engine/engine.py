@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,24 +25,21 @@ from trencadis.clock import Clock
 from trencadis.config import Config
 from trencadis.engine.batching.passes import BatchBuilder
 from trencadis.engine.commit.committer import Committer, StopCheck
+from trencadis.engine.commit.endings import Endings
+from trencadis.engine.commit.failures import Failures
+from trencadis.engine.commit.in_flight import StepsInFlight
 from trencadis.engine.commit.output_check import FailedStep, OutputCheck
-from trencadis.engine.commit.recovery import Recovery, restart_ranks
-from trencadis.engine.guarded_stage import guarded
+from trencadis.engine.commit.recovery import Recovery
 from trencadis.engine.inspect.accounting import Accounting
 from trencadis.engine.inspect.answers import answered
-from trencadis.engine.inspect.metrics_page import MetricsPage
-from trencadis.engine.inspect.observers import Observers
-from trencadis.engine.inspect.off import off_metrics, off_table
+from trencadis.engine.inspect.off import off_table
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
 from trencadis.engine.request_validation import RequestValidator
-from trencadis.engine.scheduling.guarded import GuardedScheduling
+from trencadis.engine.scheduling.progress import Progress
 from trencadis.engine.scheduling.scheduler import Scheduler
-from trencadis.engine.speculation.drafting import Drafting
-from trencadis.engine.stage import EngineParts, Stage, Stages
+from trencadis.engine.stage import EngineParts, Stages
 from trencadis.engine.state import EngineState
-from trencadis.engine.step import SubmittedStep
 from trencadis.errors import (
-    ContractError,
     InvalidRequestError,
     RanksLostError,
     RequestError,
@@ -59,15 +55,9 @@ from trencadis.records import (
     EngineLoad,
     FinishedSequence,
     FinishReason,
-    ModelFacts,
-    Plan,
     Request,
-    SamplingParams,
-    StepOutput,
     TokenDeltas,
-    WarmUp,
 )
-from trencadis.thread_watch import ENGINE_THREADS, ThreadWatch
 
 __all__ = ["Engine"]
 
@@ -92,65 +82,67 @@ class Engine:
         max_model_len: Longest sequence, tokens.
         warm_up: What was prepared before the first request.
         totals: Counters since the start.
+        hashing: What block hashes depend on beside the configuration, and tokens per block; None without prefix caching.
         is_paused: Set it, and no more steps are planned; those in flight end, requests may come and go, and none is lost.
+        wake: Called from any thread when there is work between two steps; see :meth:`wake_by`.
     """
 
     def __init__(
         self,
         *,
         state: EngineState,
-        policy: GuardedScheduling,
         scheduler: Scheduler,
-        builder: BatchBuilder,
+        batches: BatchBuilder,
         executor: Executor,
-        config: Config,
-        limits: BucketLimits,
-        observers: Observers,
-        drafting: Drafting,
-        model: ModelFacts,
+        validator: RequestValidator,
+        stages: Stages,
+        accounting: Accounting,
         depth: int,
-        stages: Sequence[Stage] = (),
-        warm_up: WarmUp | None = None,
         on_close: Callable[[], None] = lambda: None,
-        check_params: Callable[[SamplingParams], None] = lambda _: None,
-        device_label: str = "the executor",
-        is_portable: Callable[[SamplingParams], bool] = lambda _: True,
     ) -> None:
-        self.model = model
-        self.warm_up = warm_up or WarmUp()
-        self._accounting = Accounting(state, observers)
-        self.totals = self._accounting.totals
+        self.model = validator.model
         self.max_model_len = state.max_model_len
+        self.warm_up = batches.warm_up
+        self.totals = accounting.totals
+        hasher = state.hasher
+        self.hashing = (hasher.compatibility, hasher.block_size) if state.prefix_caching else None
+        self.is_paused = False
+        self.wake: Callable[[], None] = lambda: None
         self._state = state
-        self._policy = policy
-        self._scheduler = scheduler
-        self._builder = builder
-        self._executor = executor
-        self._observers = observers
-        self._drafting = drafting
-        self._recovery = Recovery(state)
-        self._validator = RequestValidator(state, policy, model, check_params, is_portable)
-        self._depth = depth
         self._time = state.clock
         self._clock: Clock = state.clock.source
-        self._in_flight: deque[SubmittedStep] = deque()
-        self._outputs = OutputCheck(vocab_size=model.vocab_size, label=device_label)
-        self._ended: list[FinishedSequence] = []
-        self._num_idle_steps = 0
-        self.wake: Callable[[], None] = lambda: None
-        self._bind(stages, config, limits)
-        self._committer = Committer(state)
-        self._closed = False
-        self.is_paused = False
+        self._scheduler = scheduler
+        self._policy = scheduler.policy
+        self._batches = batches
+        self._executor = executor
+        self._validator = validator
+        self._stages = stages
+        self._accounting = accounting
+        self._depth = depth
         self._on_close = on_close
+        self._closed = False
         self._faults = FaultLog(logging.getLogger("trencadis.engine"))
-        self._threads = ThreadWatch(logging.getLogger("trencadis.engine"), "The engine's process")
-        self._device_label = device_label
+        self._outputs = OutputCheck(vocab_size=self.model.vocab_size, label=accounting.label)
+        self._recovery = Recovery(state)
+        self._in_flight = StepsInFlight(self._outputs, stages)
+        self._endings = Endings(state, scheduler, stages, self._recovery, accounting, self._in_flight)
+        self._failures = Failures(
+            state, executor, batches, stages, self._recovery, self._endings, accounting, self._in_flight
+        )
+        self._progress = Progress(state, scheduler, self._in_flight, self._endings.end_everything)
 
-    def _bind(self, stages: Sequence[Stage], config: Config, limits: BucketLimits) -> None:
-        """Give the stages the parts that they use, and call them at their moments from now on."""
-        state, scheduler = self._state, self._scheduler
-        self._stages = Stages(stages, guard=guarded)
+    def bind(self, config: Config, limits: BucketLimits) -> None:
+        """Give the stages the parts that they use, and call them at their moments from now on; called once.
+
+        Args:
+            config: The whole configuration.
+            limits: Sizes of the engine.
+        """
+        state, scheduler, stages = self._state, self._scheduler, self._stages
+
+        def wake() -> None:  # whoever is called by then
+            self.wake()
+
         parts = EngineParts(
             config=config,
             state=state,
@@ -166,34 +158,32 @@ class Engine:
                 "preemptor": scheduler.preemptor,
                 "recovery": self._recovery,
                 "policy": self._policy,
-                **{stage.name: stage for stage in stages if isinstance(stage, Restorable)},
+                **{stage.name: stage for stage in stages.all if isinstance(stage, Restorable)},
             },
             add=self.add,
             abort=self.abort,
             append=StopCheck(state).append,
-            ended=self._ended,
-            wake=self._wake_owner,
+            ended=self._endings.ended,
+            wake=wake,
             notes=partial(getattr, scheduler, "notes"),
             warm_up=self.warm_up,
-            buckets=self._builder.passes,
-            take_part=self._stages.take_part,
+            buckets=self._batches.passes,
+            take_part=stages.take_part,
         )
-        for stage in self._stages.called:
+        for stage in stages.called:
             stage.bind(parts)
-        state.leaving = self._stages.leaving
-        scheduler.admission.claims = self._stages.claim
-        asks = self._stages.wants_empty_plan
+        self._committer = Committer(state)  # of a state to which the stages subscribe
+        state.leaving = stages.leaving
+        scheduler.admission.claims = stages.claim
+        asks = stages.wants_empty_plan
         if asks:
             scheduler.wants_step = lambda: any(ask() for ask in asks)
-        self._takes = {kind: take for stage in stages for kind, take in stage.takes.items()}
+        self._takes = {kind: take for stage in stages.all for kind, take in stage.takes.items()}
         self._answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "totals": lambda _: {**attrs.asdict(self.totals), "drafter": self._drafting.drafter},
+            "totals": lambda _: {**attrs.asdict(self.totals), "drafter": scheduler.drafting.drafter},
             "switched_off": lambda _: off_table(),
-            **{question: answer for stage in stages for question, answer in stage.answers.items()},
+            **{question: answer for stage in stages.all for question, answer in stage.answers.items()},
         }
-
-    def _wake_owner(self) -> None:
-        self.wake()
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -216,7 +206,7 @@ class Engine:
         except StepFailedError as error:
             for refused in stages.refused:
                 refused(original_request)
-            self._end_everything(error)
+            self._endings.end_everything(error)
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {error}") from error
         sequence = state.add(request, original_request=original_request)
         slot = sequence.slot
@@ -228,7 +218,7 @@ class Engine:
         try:
             self._policy.on_added(slot=slot, request=request)
         except StepFailedError as error:
-            self._end_everything(error)
+            self._endings.end_everything(error)
         return slot
 
     def take(self, request: Any) -> None:
@@ -259,11 +249,11 @@ class Engine:
         for drop in self._stages.drop:
             if drop(request_id):
                 return None
-        return self._end(request_id, FinishReason.ABORT)
+        return self._endings.end(request_id, FinishReason.ABORT)
 
     def stop(self, request_id: str) -> FinishedSequence | None:
         """End a request because its text is complete (a stop string); None if there is no such request."""
-        return self._end(request_id, FinishReason.STOP)
+        return self._endings.end(request_id, FinishReason.STOP)
 
     def withdraw(self, request_id: str) -> FinishedSequence | None:
         """End a request that another engine goes on with, with ``FinishReason.MOVED``.
@@ -278,7 +268,7 @@ class Engine:
         has_output = self._state.table.num_known_tokens[slot] > self._state.table.num_prompt_tokens[slot]
         if has_output and not self._validator.is_portable(sequence.request.params):
             return None
-        return self._end(request_id, FinishReason.MOVED)
+        return self._endings.end(request_id, FinishReason.MOVED)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, from any thread, when a sequence can run or the KV connector brings work between two steps."""
@@ -287,7 +277,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while a step can change anything."""
-        return bool(self._in_flight or self._ended or self._state.slot_of or self._stages.wants_step)
+        return bool(self._in_flight or self._endings.ended or self._state.slot_of or self._stages.wants_step)
 
     @property
     def is_stalled(self) -> bool:
@@ -328,9 +318,7 @@ class Engine:
             for act in self._stages.before_step:
                 act()
         except RanksLostError as error:
-            for failed in self._stages.failed:
-                failed((), error)
-            self._ranks_lost((), error)
+            self._failures.ranks_lost(error)
         while not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
             pass
         return self._commit_oldest()
@@ -381,14 +369,8 @@ class Engine:
             self._state,
             steps_in_flight=(step.plan.step for step in self._in_flight),
             stages=self._stages.called,
-            speculation_fault=self._drafting.fault,
+            speculation_fault=self._scheduler.drafting.fault,
         )
-
-    @property
-    def hashing(self) -> tuple[str, int] | None:
-        """What block hashes depend on beside the configuration, and tokens per block; None without prefix caching."""
-        hasher = self._state.hasher
-        return (hasher.compatibility, hasher.block_size) if self._state.prefix_caching else None
 
     def output_lens(self) -> dict[str, tuple[int, int, bool]]:
         """Return slot, known output tokens and whether it runs of every live request, by request id. O(requests)."""
@@ -410,20 +392,7 @@ class Engine:
 
     def metrics(self) -> str:
         """Return what observers and backend measured, in Prometheus' text format; a comment says so if no observer counts."""
-        page = MetricsPage(self._faults)
-        self._observers.add_metrics(page, self._accounting.gauges())
-        comment = "" if page.text else _NO_COUNTERS
-        page.add("the engine", off_metrics() + ENGINE_THREADS.format(self._threads.look()))
-        for stage in self._stages.called:
-            for owner, text in stage.metrics().items():
-                page.add(owner, text)
-        try:
-            page.add(self._device_label, self._executor.metrics())
-        except BaseException as error:
-            reraise_interrupt(error)
-            said = f"{self._device_label} raised {as_words(error)} in metrics(); they are left out."
-            self._faults.say(f"{self._device_label}.metrics", said, error=error)
-        return comment + page.text
+        return self._accounting.metrics(self._stages.called, self._executor)
 
     def close(self) -> None:
         """End every request, close observers and the executor; may be called twice."""
@@ -432,12 +401,15 @@ class Engine:
         self._closed = True
         for request_id in list(self._state.slot_of):
             self.abort(request_id)
-        while self._in_flight:
-            self._drain_one()
-        self._bring_message()
-        self._observers.close()
+        self._in_flight.drain()
+        # A last step if a stage has orders left for the executor's side, such as to save what was computed last.
+        with contextlib.suppress(Exception):  # of an executor that is dead already
+            for _ in range(2):  # first what a refused plan had for it, if there is any
+                if self._stages.has_orders and self._submit_next() and self._in_flight:
+                    self._in_flight.drain_one()
+        self._accounting.close()
         try:
-            self._drafting.close()
+            self._scheduler.drafting.close()
             for stage in self._stages.called:
                 stage.close()
             self._on_close()
@@ -446,32 +418,25 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------- innards
 
-    def _bring_message(self) -> None:
-        """Take a last step if a stage has orders left for the executor's side, such as to save what was computed last."""
-        with contextlib.suppress(Exception):  # of an executor that is dead already
-            for _ in range(2):  # first what a refused plan had for it, if there is any
-                if self._stages.has_orders and self._submit_next() and self._in_flight:
-                    self._drain_one()
-
     def _commit_oldest(self) -> TokenDeltas:
         """Wait for the oldest step in flight and commit it; the deltas of all requests, remote prefills included."""
         if not self._in_flight:
-            self._watch_progress()
-            return self._end_step(None, None, self._announce_all(_NOTHING))
+            self._progress.watch(is_excused=self.is_paused or bool(self._endings.ended))
+            return self._stages.end_step(None, None, self._endings.announce_all(_NOTHING))
         step = self._in_flight.popleft()
         plan = step.plan
         if plan.num_tokens:
-            self._num_idle_steps = 0
+            self._progress.num_idle_steps = 0
         else:
-            self._watch_progress()
+            self._progress.watch(is_excused=self.is_paused or bool(self._endings.ended))
         compiles = step.pass_counts.compiles
         step.wait_s = self._clock.now_s()
         ACTIVITY.begin_step(plan.step, _COMPILING if compiles else _FORWARD)
         try:
             output = self._outputs.output_of(step)
         except Exception as error:
-            self._step_failed(plan, error)
-            return self._end_step(None, None, self._announce_all(_NOTHING))
+            self._failures.step_failed(plan, error)
+            return self._stages.end_step(None, None, self._endings.announce_all(_NOTHING))
         step.output_s = self._time.held_s = self._clock.now_s()
         ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else step.output_s - step.wait_s)
         for received in self._stages.received:
@@ -479,51 +444,52 @@ class Engine:
         deltas = self._committer.commit(plan, output)
         if self._recovery.suspects:
             self._recovery.step_done(plan)
-        if self._drafting.is_on:
-            self._drafting.verified(plan, output)
-        if deltas.finished or self._ended:
-            deltas = self._announce_all(deltas)
+        if self._scheduler.drafting.is_on:
+            self._scheduler.drafting.verified(plan, output)
+        if deltas.finished or self._endings.ended:
+            deltas = self._endings.announce_all(deltas)
         step.commit_s = self._clock.now_s() - step.output_s
         self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted)
-        return self._end_step(step, output, deltas)
-
-    def _end_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
-        """Return what the stages make of the new tokens."""
-        for act in self._stages.after_step:
-            deltas = act(step, output, deltas)
-        return deltas
+        return self._stages.end_step(step, output, deltas)
 
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""
         ACTIVITY.begin(_SCHEDULING)
         start_s = self._time.held_s = self._clock.now_s()
-        plan = self._plan()
+        scheduler, plan = self._scheduler, None
+        try:
+            plan = scheduler.next_plan(self._recovery.suspects)
+        except StepFailedError as error:
+            self._endings.end_everything(error)
+        if scheduler.failed:
+            self._endings.ended.extend(scheduler.failed)
+            scheduler.failed.clear()
         if plan is None:
             for after_plan in self._stages.after_plan:
                 after_plan(None)
             return False
-        step = self._counted(plan)
+        step = self._accounting.planned(plan, scheduler)
         try:
             for after_plan in self._stages.after_plan:
                 after_plan(step)
         except Exception as error:
-            self._refused(plan, error)
+            self._failures.refused(plan, error)
             return True
         try:
-            batch = self._builder.build(plan)
+            batch = self._batches.build(plan)
         except UnpreparedShapeError as error:
-            self._refused(plan, error)
+            self._failures.refused(plan, error)
             return True  # the other sequences of the plan can run, and those that were not in it
         except StepFailedError as error:
-            self._end_everything(error)
+            self._endings.end_everything(error)
             return False
         try:
             for after_build in self._stages.after_build:
                 batch = after_build(step, batch) or batch
         except Exception as error:
-            self._refused(plan, error)
+            self._failures.refused(plan, error)
             return True
-        counts = step.pass_counts = self._builder.passes.counts
+        counts = step.pass_counts = self._batches.passes.counts
         step.passes, step.start_s = batch.passes, start_s
         ACTIVITY.begin_step(plan.step, _COMPILING if counts.compiles else _FORWARD)
         try:
@@ -534,165 +500,3 @@ class Engine:
         step.plan_s = self._clock.now_s() - start_s
         self._in_flight.append(step)
         return True
-
-    def _plan(self) -> Plan | None:
-        """Return the next plan; None if nothing can run, or the policy failed for good."""
-        scheduler, suspects = self._scheduler, self._recovery.suspects
-        try:
-            if self._drafting.is_on:
-                drafts, draft_slots = self._drafting.propose()
-                return scheduler.plan(drafts, draft_slots, alone=suspects[0] if suspects else None)
-            return scheduler.plan(alone=suspects[0]) if suspects else scheduler.plan()
-        except StepFailedError as error:
-            self._end_everything(error)
-            return None
-        finally:
-            if scheduler.failed:
-                self._ended.extend(scheduler.failed)
-                scheduler.failed.clear()
-
-    def _counted(self, plan: Plan) -> SubmittedStep:
-        """Return a step with the counts of its plan."""
-        policy, drafting, admission = self._policy, self._drafting, self._scheduler.admission
-        step = SubmittedStep(
-            plan=plan,
-            num_prompt_tokens_admitted=admission.num_prompt_tokens,
-            num_prompt_tokens_cached=admission.num_cached_tokens,
-            num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
-            policy=policy.name,
-            num_quarantined=policy.num_quarantined,
-        )
-        if policy.beside is not None:
-            step.stats.update(policy.beside.take_step())
-        if drafting.is_configured:
-            step.stats.update(draft_s=drafting.draft_s, num_drafters_quarantined=drafting.num_quarantined)
-        return step
-
-    # -------------------------------------------------------------------------------------------------- finish
-
-    def _end(self, request_id: str, reason: FinishReason) -> FinishedSequence | None:
-        """End a request at once, whatever its state; None if there is no such request."""
-        slot = self._state.slot_of.get(request_id)
-        if slot is None:
-            return None
-        self._time.hold()
-        finished = self._state.finish(self._state.table.sequence(slot), reason)
-        self._announce(finished)
-        return finished
-
-    def _announce_all(self, deltas: TokenDeltas) -> TokenDeltas:
-        """Add sequences that ended outside a commit, and announce all that ended."""
-        if self._ended:
-            ended = tuple(self._ended)
-            self._ended.clear()
-            deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended))
-        for finished in deltas.finished:
-            self._announce(finished)
-        return deltas
-
-    def _announce(self, finished: FinishedSequence) -> None:
-        """Tell stages, policy and observers that a sequence left."""
-        self.totals.num_finished += 1
-        tenant = int(self._state.table.tenant[finished.slot])
-        for left in self._stages.left:
-            left(finished)
-        self._recovery.forget(finished.slot)
-        if self._drafting.is_on:
-            self._drafting.finished(finished.slot, finished.token_ids)
-        try:
-            self._policy.on_finished(slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids))
-        except StepFailedError as error:
-            self._end_everything(error)
-        if self._observers.watched:
-            self._observers.on_request(finished)
-
-    # ------------------------------------------------------------------------------------------------ failures
-
-    def _step_failed(self, plan: Plan, error: Exception) -> None:
-        """Undo a step that failed, and the steps in flight after it."""
-        self.totals.num_failed_steps += 1
-        self._time.hold()
-        dropped = []
-        while self._in_flight:
-            dropped.append(self._drain_one())
-        for failed in self._stages.failed:
-            failed([plan, *dropped], error)
-        if isinstance(error, RanksLostError):
-            self._ranks_lost([plan, *dropped], error)
-        else:
-            self._ended.extend(self._recovery.step_failed(plan, dropped, error))
-
-    def _ranks_lost(self, plans: Sequence[Plan], error: RanksLostError) -> None:
-        """Start lost ranks again; every sequence then goes on with the tokens that it has.
-
-        Args:
-            plans: Of the steps that were lost.
-            error: Why.
-
-        Raises:
-            BackendError: They cannot be started; the engine has failed.
-        """
-        self._time.hold()
-        while self._in_flight:
-            self._drain_one()
-        self._ended.extend(self._recovery.ranks_lost(plans, error))
-        restart_ranks(self._executor, error)
-        self._builder.passes.start_again(self.warm_up.report.prepared)
-
-    def _refused(self, plan: Plan, error: Exception) -> None:
-        """Undo a plan that was not submitted."""
-        self._step_failed(plan, error)
-        rows = set(plan.rows.tolist())
-        self._state.row_starts = [start for start in self._state.row_starts if start.row not in rows]
-
-    def _end_everything(self, error: StepFailedError) -> None:
-        """End every live request: without a working strategy no step can be made."""
-        self.totals.num_failed_steps += 1
-        for failed in self._stages.failed:
-            failed((), error)
-        self._faults.say("everything", f"{error} Every live request ends.", error=error.__cause__, level=logging.ERROR)
-        while self._in_flight:
-            self._drain_one()
-        state = self._state
-        for slot in list(state.slot_of.values()):
-            self._ended.append(state.finish(state.table.sequence(slot), FinishReason.ERROR, error=str(error)))
-        state.row_starts.clear()
-
-    def _drain_one(self) -> Plan:
-        """Wait for the oldest step in flight and drop its output; returns its plan."""
-        step = self._in_flight.popleft()
-        try:
-            output = self._outputs.output_of(step)
-        except Exception:  # the first failure is the one that is reported
-            return step.plan
-        for received in self._stages.received:
-            received(step, output)
-        return step.plan
-
-    def _watch_progress(self) -> None:
-        """Quarantine a policy that twice in a row schedules nothing although something could run."""
-        state = self._state
-        if any(step.plan.num_tokens for step in self._in_flight):  # one with a KV connector's message alone has none
-            self._num_idle_steps = 0
-            return
-        could_run = state.running.size or self._could_admit()
-        is_excused = self.is_paused or self._ended
-        self._num_idle_steps = self._num_idle_steps + 1 if could_run and not is_excused else 0
-        if self._num_idle_steps < _MAX_IDLE_STEPS:
-            return
-        self._num_idle_steps = 0
-        fault = f"it scheduled nothing twice in a row with {len(state.running)} sequences running and {len(state.waiting)} waiting"
-        try:
-            self._policy.quarantine(ContractError(fault))
-        except StepFailedError as error:
-            self._end_everything(error)
-
-    def _could_admit(self) -> bool:
-        """Whether the first waiting sequence could run: no block is in use, or those pinned for transfers leave room for all that wait."""
-        state, admission = self._state, self._scheduler.admission
-        if not len(state.waiting) or admission.num_pending or any(not one.is_queued for one in state.aside.values()):
-            return False
-        num_pinned = state.num_kept_blocks
-        if state.blocks.num_used > num_pinned:
-            return False
-        return not num_pinned or all(admission.lacks(slot) == (0, 0) for slot in state.waiting.slots.tolist())

@@ -26,6 +26,10 @@ class RequestValidator:
         model: The loaded model.
         check_params: Raises for sampling parameters that the sampler cannot serve.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
+
+    Attributes:
+        model: The loaded model.
+        is_portable: As given.
     """
 
     def __init__(
@@ -38,7 +42,7 @@ class RequestValidator:
     ) -> None:
         self._state = state
         self._policy = policy
-        self._model = model
+        self.model = model
         self._check_params = check_params
         self.is_portable = is_portable
 
@@ -82,9 +86,9 @@ class RequestValidator:
             )
         check_request(
             request,
-            vocab_size=self._model.vocab_size,
+            vocab_size=self.model.vocab_size,
             max_model_len=self._state.max_model_len,
-            eos_token_ids=self._model.eos_token_ids,
+            eos_token_ids=self.model.eos_token_ids,
         )
         self._check_params(request.params)
         if request.output_token_ids and not self.is_portable(request.params):

@@ -636,6 +636,12 @@ class Stages:
         pairs = zip(self.all, self.called, strict=True)
         return tuple([one for stage, one in pairs if _defines(stage, name) and stage not in resting])
 
+    def end_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
+        """Return what the stages make of the new tokens at the end of a step; see ``Stage.after_step``."""
+        for act in self.after_step:
+            deltas = act(step, output, deltas)
+        return deltas
+
     @property
     def wants_step(self) -> bool:
         """Whether a step is useful although no sequence could run."""

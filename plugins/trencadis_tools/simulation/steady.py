@@ -9,14 +9,15 @@ then the next plan would be another one, it is one step as any other.
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import attrs
 import numpy as np
 
 from trencadis.api import Engine
-from trencadis.errors import StepFailedError
 from trencadis.interfaces import SupportsSteadySteps
 from trencadis.records import Int32Array, Plan, TokenDeltas
 from trencadis_tools.simulation.executor import SimulatedExecutor, Stretch
@@ -50,9 +51,11 @@ class SteadyEngine(Engine):
             max_steps: At least 1.
         """
         is_divided = len(self._state.blocks.parts) > 1
-        is_watched = self._stages.after_step or self._observers.watched or self._policy.beside is not None
-        if not (is_watched or is_divided or self._state.on_filled or self._drafting.is_configured):
+        is_watched = self._stages.after_step or self._accounting.is_watched or self._policy.beside is not None
+        if not (is_watched or is_divided or self._state.on_filled or self._scheduler.drafting.is_configured):
             self._device, self._max_steps = device, max_steps
+            self._in_flight.before_drain = self._before_drain
+            self._scheduler.next_plan = functools.partial(self._next_plan, device, self._scheduler.next_plan)  # type: ignore[method-assign]
 
     @property
     def is_steady(self) -> bool:
@@ -77,10 +80,9 @@ class SteadyEngine(Engine):
         self._open.close()
         self._open = None
 
-    def _drain_one(self) -> Plan:
+    def _before_drain(self) -> None:
         if self._open is not None and len(self._in_flight) == 1:
             self._close()
-        return super()._drain_one()
 
     def _submit_next(self) -> bool:
         if self._open is not None:
@@ -92,14 +94,11 @@ class SteadyEngine(Engine):
             self._open, self._num_appended = pending, self._state.waiting.num_appended
         return True
 
-    def _plan(self) -> Plan | None:
-        plan = super()._plan()
-        if self._device is not None:
-            try:
-                self._device.max_steps = 1 if plan is None else self._steady_steps(plan)
-            except StepFailedError as error:
-                self._end_everything(error)
-                return None
+    def _next_plan(
+        self, device: SimulatedExecutor, next_plan: Callable[[Sequence[int]], Plan | None], suspects: Sequence[int]
+    ) -> Plan | None:
+        plan = next_plan(suspects)
+        device.max_steps = 1 if plan is None else self._steady_steps(plan)
         return plan
 
     def _steady_steps(self, plan: Plan) -> int:
@@ -132,10 +131,10 @@ class SteadyEngine(Engine):
         if stretch is None or len(self._in_flight) > 1:
             return super()._commit_oldest()
         if stretch is not self._known:
-            return self._end_step(
-                None, None, self._announce_all(_NOTHING)
+            return self._stages.end_step(
+                None, None, self._endings.announce_all(_NOTHING)
             )  # how many steps it has is decided when it is waited for
-        deltas = self._end_step(None, None, self._announce_all(self._commit_stretch(stretch)))
+        deltas = self._stages.end_step(None, None, self._endings.announce_all(self._commit_stretch(stretch)))
         if self._depth > 1:
             self._submit_next()  # as it would have been before the last of these steps was over
         return deltas
@@ -145,7 +144,7 @@ class SteadyEngine(Engine):
         step = self._in_flight.popleft()
         output, self._open = stretch.wait(), None
         step.output_s, num_steps = self._time.hold(), stretch.num_steps
-        self._num_idle_steps = 0
+        self._progress.num_idle_steps = 0
         if num_steps > 1:
             self._grow(step.plan, num_steps)
             lengths: Int32Array = np.full(step.plan.num_sequences, num_steps, np.int32)

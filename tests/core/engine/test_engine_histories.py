@@ -221,7 +221,7 @@ class History:
     def watch(self) -> None:
         """Refuse plans of several, and note who was alone in one that failed: it may end with that."""
         engine = self.engine
-        build, step_failed = engine._builder.build, engine._step_failed
+        build, step_failed = engine._batches.build, engine._failures.step_failed
 
         def refusing(plan: Plan) -> Batch:
             if plan.num_sequences > 1 and self.chance.random() < self.refusing:
@@ -234,7 +234,7 @@ class History:
                 self.blamed |= {name for name, slot in engine._state.slot_of.items() if slot == plan.slots[0]}
             step_failed(plan, error, **how)
 
-        engine._builder.build, engine._step_failed = refusing, noting
+        engine._batches.build, engine._failures.step_failed = refusing, noting
 
     def happen(self) -> None:
         """Live through it."""

@@ -101,7 +101,7 @@ def test_nobody_runs_beside_a_load_whose_order_waits_behind_that_of_a_refused_pl
         drain(engine)
     engine._state.blocks.reset_cache()
     engine.add(request("refused", tuple(range(60, 64))))
-    slot, build, refused = engine.inspect().sequences["refused"].slot, engine._builder.build, list[Plan]()
+    slot, build, refused = engine.inspect().sequences["refused"].slot, engine._batches.build, list[Plan]()
 
     def refusing(plan: Plan) -> Batch:
         if not refused and plan.slots.tolist() == [slot]:
@@ -109,7 +109,7 @@ def test_nobody_runs_beside_a_load_whose_order_waits_behind_that_of_a_refused_pl
             raise UnpreparedShapeError("refused")
         return build(plan)
 
-    engine._builder.build = refusing
+    engine._batches.build = refusing
     engine.step()
     engine.add(request("loads", prompt))
     end = drain(engine)["loads"]

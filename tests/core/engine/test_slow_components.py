@@ -61,7 +61,7 @@ METHODS = ("split", "on_added", "on_free", "bucket_for")
 
 
 def num_quarantined(engine: Any) -> int:
-    guards = engine._policy, engine._state.blocks.eviction, engine._builder.passes._bucketing
+    guards = engine._policy, engine._state.blocks.eviction, engine._batches.passes._bucketing
     return sum(guard.num_quarantined for guard in guards)
 
 
@@ -148,12 +148,12 @@ def test_a_slow_drafter_without_a_fallback_ends_speculation_and_no_request(
         acceptance=Matching(),
         labels=("drafter d", "length l"),
     )
-    engine._drafting = Drafting(engine._state, parts, meter_of=Meters(Config(), clock))
+    engine._scheduler.drafting = Drafting(engine._state, parts, meter_of=Meters(Config(), clock))
     engine.add(request("r", 40))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 40, eos=-1)
     assert clock.now_s() == pytest.approx(100.0 if slow_part == "speculator" else 20.0), "four calls may compile"
     name = "drafter d took 20 s in propose()" if slow_part == "speculator" else "length l took 20 s in choose()"
-    assert name in engine._drafting.fault
+    assert name in engine._scheduler.drafting.fault
     assert "Speculation goes off" in caplog.text
 
 
@@ -309,9 +309,9 @@ def test_a_slow_drafter_drafts_again_after_a_while() -> None:
         clock=clock, backend=FakeBackend(eos=-1, max_model_len=512), speculator=ScriptedSpeculator(drafts)
     )
     parts = Speculation(speculator=ScriptedSpeculator(drafts), length=AsManyAsMay(), acceptance=Matching())
-    engine._drafting = Drafting(engine._state, parts, meter_of=Meters(Config(), clock))
+    engine._scheduler.drafting = Drafting(engine._state, parts, meter_of=Meters(Config(), clock))
     engine.add(request("r", 200))
-    while len(asked) < 5 or not engine._drafting.fault:
+    while len(asked) < 5 or not engine._scheduler.drafting.fault:
         engine.step()
     for _ in range(5):
         engine.step()
@@ -319,6 +319,6 @@ def test_a_slow_drafter_drafts_again_after_a_while() -> None:
     clock.advance(61.0)
     engine.step()
     assert len(asked) == 6
-    assert not engine._drafting.fault
-    assert engine._drafting.num_quarantined == 1
+    assert not engine._scheduler.drafting.fault
+    assert engine._scheduler.drafting.num_quarantined == 1
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 200, eos=-1)

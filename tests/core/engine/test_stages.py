@@ -72,7 +72,7 @@ def test_what_is_off_is_not_on_the_path_of_a_step(num_steps: int) -> None:
 def test_an_engine_calls_its_stages_in_their_order() -> None:
     calls: list[str] = []
     engine = make_engine()
-    engine._stages = Stages([Recorder("first", calls), Recorder("second", calls)])
+    engine._stages = engine._endings._stages = Stages([Recorder("first", calls), Recorder("second", calls)])
     assert engine._stages.after_build == ()
     engine.add(request())
     drain(engine)
@@ -82,7 +82,7 @@ def test_an_engine_calls_its_stages_in_their_order() -> None:
 
 def test_an_error_before_a_batch_is_submitted_fails_the_step_and_no_text() -> None:
     engine, undisturbed = make_engine(), make_engine()
-    engine._stages = Stages([FailsOnce()])
+    engine._stages = engine._endings._stages = Stages([FailsOnce()])
     for each in (engine, undisturbed):
         each.add(request("a"))
         each.add(request("b"))

@@ -71,7 +71,7 @@ class Asked:
         self.drafts: list[tuple[list[int], list[int]]] = []
         self.parents: list[list[int]] = []
         self.num_missing = 0
-        speculator, inner = engine._drafting._speculator.strategy, None
+        speculator, inner = engine._scheduler.drafting._speculator.strategy, None
         inner = speculator.propose
 
         def propose(view: Any) -> Any:
@@ -86,7 +86,7 @@ class Asked:
             return found
 
         speculator.propose = propose  # type: ignore[method-assign]
-        engine._drafting._speculator.strategy = speculator
+        engine._scheduler.drafting._speculator.strategy = speculator
 
 
 def serve(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> dict[str, FinishedSequence]:

@@ -25,6 +25,7 @@ from trencadis.records import (
     Plan,
     Shape,
     UnifiedShape,
+    WarmUp,
 )
 
 __all__ = ["BatchBuilder", "PassPlanner", "unified_shape"]
@@ -36,13 +37,16 @@ class BatchBuilder:
     Args:
         state: The engine's state; its log of row starts and table writes is drained.
         passes: Splits plans.
+        warm_up: What was prepared before the first request; None: nothing.
 
     Attributes:
         passes: As given; its ``counts`` are those of the last batch.
+        warm_up: As given.
     """
 
-    def __init__(self, state: EngineState, passes: PassPlanner) -> None:
+    def __init__(self, state: EngineState, passes: PassPlanner, warm_up: WarmUp | None = None) -> None:
         self._state = state
+        self.warm_up = warm_up or WarmUp()
         self.passes = passes
 
     def build(self, plan: Plan) -> Batch:

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from itertools import zip_longest
 
 import attrs
 import numpy as np
 
+from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
+from trencadis.engine.inspect.off import off_metrics
+from trencadis.engine.scheduling.scheduler import Scheduler
+from trencadis.engine.stage import Stage
 from trencadis.engine.state import EngineState
 from trencadis.engine.step import SubmittedStep
+from trencadis.faults import FaultLog, as_words, reraise_interrupt
+from trencadis.interfaces import Executor
 from trencadis.records import (
     Drafts,
     EngineGauges,
     EngineTotals,
+    FinishedSequence,
     Int32Array,
     Int64Array,
+    Plan,
     StepOutput,
     StepStats,
     TokenDeltas,
 )
+from trencadis.thread_watch import ENGINE_THREADS, ThreadWatch
 
 __all__ = ["Accounting", "DraftCounts", "NO_DRAFTS", "added", "count_drafts"]
 
+
+logger = logging.getLogger("trencadis.engine")
+
+_NO_COUNTERS = '# The engine counts nothing here: no observer shows metrics. Set observer.names to ["prometheus"].\n'
 
 _LATEST = frozenset(field.name for field in attrs.fields(EngineTotals) if field.metadata.get("is_latest"))
 """Totals that are the latest value of a step, which is a total itself."""
@@ -34,12 +49,37 @@ class Accounting:
     Args:
         state: The engine's state, read only.
         observers: Who watches.
+        label: Names executor and backend in messages.
+
+    Attributes:
+        totals: Counters since the start.
+        label: As given.
     """
 
-    def __init__(self, state: EngineState, observers: Observers) -> None:
+    def __init__(self, state: EngineState, observers: Observers, *, label: str = "the executor") -> None:
         self.totals = EngineTotals()
+        self.label = label
         self._state = state
         self._observers = observers
+        self._faults = FaultLog(logger)
+        self._threads = ThreadWatch(logger, "The engine's process")
+
+    def planned(self, plan: Plan, scheduler: Scheduler) -> SubmittedStep:
+        """Return a step with the counts of its plan."""
+        policy, drafting, admission = scheduler.policy, scheduler.drafting, scheduler.admission
+        step = SubmittedStep(
+            plan=plan,
+            num_prompt_tokens_admitted=admission.num_prompt_tokens,
+            num_prompt_tokens_cached=admission.num_cached_tokens,
+            num_recomputed_tokens=scheduler.num_recomputed_tokens,
+            policy=policy.name,
+            num_quarantined=policy.num_quarantined,
+        )
+        if policy.beside is not None:
+            step.stats.update(policy.beside.take_step())
+        if drafting.is_configured:
+            step.stats.update(draft_s=drafting.draft_s, num_drafters_quarantined=drafting.num_quarantined)
+        return step
 
     def committed(
         self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, *, num_accepted: Int32Array
@@ -81,6 +121,38 @@ class Accounting:
         totals.num_accepted_tokens += drafts.num_accepted
         totals.num_drafted_by_position = added(totals.num_drafted_by_position, drafts.num_drafted_by_position)
         totals.num_accepted_by_position = added(totals.num_accepted_by_position, drafts.num_accepted_by_position)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether an observer is shown each step."""
+        return bool(self._observers.watched)
+
+    def finished(self, finished: FinishedSequence) -> None:
+        """Count a sequence that left."""
+        self.totals.num_finished += 1
+        if self._observers.watched:
+            self._observers.on_request(finished)
+
+    def metrics(self, stages: Iterable[Stage], executor: Executor) -> str:
+        """Return what observers, stages and executor measured, in Prometheus' text format; a comment says so if no observer counts."""
+        page = MetricsPage(self._faults)
+        self._observers.add_metrics(page, self.gauges())
+        comment = "" if page.text else _NO_COUNTERS
+        page.add("the engine", off_metrics() + ENGINE_THREADS.format(self._threads.look()))
+        for stage in stages:
+            for owner, text in stage.metrics().items():
+                page.add(owner, text)
+        try:
+            page.add(self.label, executor.metrics())
+        except BaseException as error:
+            reraise_interrupt(error)
+            said = f"{self.label} raised {as_words(error)} in metrics(); they are left out."
+            self._faults.say(f"{self.label}.metrics", said, error=error)
+        return comment + page.text
+
+    def close(self) -> None:
+        """Close the observers."""
+        self._observers.close()
 
     def gauges(self) -> EngineGauges:
         """Return what the engine holds now."""

@@ -9,7 +9,7 @@ blocks that no other sequence could use, and give the blocks back before the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from trencadis.engine.scheduling.admission import Admission
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.views import ViewMaker
 from trencadis.engine.sequences import SequenceState
+from trencadis.engine.speculation.drafting import Drafting
 from trencadis.engine.state import EngineState
 from trencadis.engine.step import StepNotes, Stop
 from trencadis.errors import InternalError
@@ -42,8 +43,11 @@ class Scheduler(Restorable):
         max_num_batched_tokens: Token budget of a step.
         max_preemptions: Sequences preempted more often are spared while others are left.
         max_wait_s: Sequences that waited longer are admitted first.
+        drafting: Has drafts made; None: there are none.
 
     Attributes:
+        policy: The guarded scheduling policy.
+        drafting: Has drafts made; off without speculation.
         failed: Sequences that ended while the newest plan was made.
         views: Makes the views that the policy is given.
         preemptor: Lets running sequences give way to waiting ones.
@@ -64,9 +68,11 @@ class Scheduler(Restorable):
         max_num_batched_tokens: int,
         max_preemptions: int,
         max_wait_s: float,
+        drafting: Drafting | None = None,
     ) -> None:
         self._state = state
-        self._policy = policy
+        self.policy = self._policy = policy
+        self.drafting = drafting or Drafting(state)
         self._runnable = policy.runnable
         self._budget = max_num_batched_tokens
         self._max_preemptions = max_preemptions
@@ -86,6 +92,21 @@ class Scheduler(Restorable):
         self._ones, self._trues = _constant(64, np.int32), _constant(64, np.bool_)
         self.failed: list[FinishedSequence] = []
         self.num_recomputed_tokens = 0
+
+    def next_plan(self, suspects: Sequence[int] = ()) -> Plan | None:
+        """Return the next plan, with drafts if there are any; None if nothing can run.
+
+        Args:
+            suspects: Slots that run alone, the first of them now.
+
+        Raises:
+            StepFailedError: A policy failed for good.
+        """
+        alone = suspects[0] if suspects else None
+        if self.drafting.is_on:
+            drafts, draft_slots = self.drafting.propose()
+            return self.plan(drafts, draft_slots, alone=alone)
+        return self.plan(alone=alone)
 
     def plan(
         self, drafts: Drafts | None = None, draft_slots: Int32Array = _EMPTY, *, alone: int | None = None

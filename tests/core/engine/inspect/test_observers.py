@@ -47,7 +47,7 @@ def test_an_observer_cannot_change_what_a_client_is_given() -> None:
     engine = make_engine(backend=FakeBackend(eos=-1), observers=[("sorts", Sorts())])
     engine.add(Request(request_id="r", prompt_token_ids=(1, 2, 3), params=SamplingParams(max_tokens=9)))
     assert drain(engine)["r"].token_ids.tolist() == fake_text((1, 2, 3), 9, eos=-1)
-    assert engine._observers.num_failures == 1
+    assert engine._accounting._observers.num_failures == 1
 
 
 def test_a_scrape_shows_the_moment_before_the_first_step_and_after_the_last() -> None:

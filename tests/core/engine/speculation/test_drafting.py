@@ -154,7 +154,7 @@ def test_zero_drafts_are_not_asked_of_the_speculator() -> None:
     engine = make_engine(backend=FakeBackend(eos=-1), speculator=ScriptedSpeculator(never), draft_length=Off())
     engine.add(request("r"))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 12, eos=-1)
-    assert engine._drafting.fault == ""
+    assert engine._scheduler.drafting.fault == ""
 
 
 # --------------------------------------------------------------------------------------------------------- verdicts

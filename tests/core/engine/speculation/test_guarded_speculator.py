@@ -161,11 +161,11 @@ def test_requests_go_on_with_the_drafts_of_the_fallback() -> None:
         labels=("chosen", ""),
         make_fallbacks=(lambda: spare, None),
     )
-    engine._drafting = Drafting(engine._state, speculation)
+    engine._scheduler.drafting = Drafting(engine._state, speculation)
     engine.add(Request(request_id="r", prompt_token_ids=prompt, params=SamplingParams(max_tokens=13)))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(prompt, 13, eos=-1)
     assert spare.num_accepted == 9
-    assert engine._drafting.fault == ""
+    assert engine._scheduler.drafting.fault == ""
     assert engine.totals.num_drafters_quarantined == 1
 
 
@@ -211,14 +211,14 @@ def test_a_draft_length_that_fails_is_replaced_or_speculation_ends(
         labels=("", "draft_length mine"),
         make_fallbacks=(None, One if has_fallback else None),
     )
-    engine._drafting = Drafting(engine._state, speculation)
+    engine._scheduler.drafting = Drafting(engine._state, speculation)
     prompt = (1, 2, 3)
     engine.add(Request(request_id="r", prompt_token_ids=prompt, params=SamplingParams(max_tokens=13)))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(prompt, 13, eos=-1)
     # One token of the prompt's step and four of the first drafts; of the eight that are left every second is a draft.
     assert speculator.num_accepted == (3 + 4 if has_fallback else 3)
     assert engine.totals.num_drafters_quarantined == 1
-    assert bool(engine._drafting.fault) is not has_fallback
+    assert bool(engine._scheduler.drafting.fault) is not has_fallback
     assert "draft_length mine" in caplog.text
 
 
@@ -232,7 +232,7 @@ def test_who_writes_into_what_it_is_shown_is_out_and_the_text_is_right() -> None
     prompt = tuple(range(1, 10))
     engine.add(Request(request_id="r", prompt_token_ids=prompt, params=SamplingParams(max_tokens=13)))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(prompt, 13, eos=-1)
-    assert "read-only" in engine._drafting.fault
+    assert "read-only" in engine._scheduler.drafting.fault
 
 
 def test_a_speculator_that_cannot_be_closed_keeps_nobody_from_being_closed(caplog: pytest.LogCaptureFixture) -> None:
