@@ -165,18 +165,19 @@ def test_a_strategy_that_fails_for_good_leaves_a_record_that_cannot_be_replayed(
     assert record_of(engine).obstacles == record.obstacles, "it lasts"
 
 
-@pytest.mark.parametrize(("reason", "is_end"), [("abort", True), ("stop", True), ("length", False)])
-def test_the_end_of_a_request_is_an_event_if_a_client_asked_for_it(reason, is_end):
+def test_the_end_of_a_request_is_an_event_if_a_client_asked_for_it():
     engine = recording_engine()
-    engine.add(request("one"))
+    for name in ("abort", "stop", "length", "token"):
+        params = SamplingParams(max_tokens=4, stop_token_ids=tuple(range(97)) if name == "token" else ())
+        engine.add(Request(request_id=name, prompt_token_ids=(5,) * 6, params=params))
     engine.step()
-    if is_end:
-        getattr(engine, reason)("one")
+    engine.abort("abort")
+    engine.stop("stop")
     drain(engine)
     record = record_of(engine)
-    assert record.requests[0].finish_reason == reason
+    assert [one.finish_reason for one in record.requests] == ["abort", "stop", "length", "stop"]
     ends = [one for one in record.events if isinstance(one, RecordedEnd)]
-    assert [(one.number, one.is_complete) for one in ends] == ([(0, reason == "stop")] if is_end else [])
+    assert [(one.number, one.is_complete) for one in ends] == [(0, False), (1, True)]
 
 
 def test_what_cannot_be_written_is_said_once_and_harms_nothing(tmp_path, caplog):
