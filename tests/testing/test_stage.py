@@ -12,8 +12,9 @@ import pytest
 
 from trencadis.engine.sequences import Claim, When
 from trencadis.engine.stage import Stage
-from trencadis.errors import InvalidRequestError
+from trencadis.errors import InvalidRequestError, RanksLostError
 from trencadis.interfaces import StageDefinition
+from trencadis.records import FinishReason
 from trencadis_stages import trencadis_stages
 from trencadis_testing import StageConformance
 
@@ -34,6 +35,7 @@ class TestDefragmenter(StageConformance):
     definition = BUILT_IN["defragmenter"]
     engine: ClassVar = {"defragmenter": {"enabled": "on", "threshold": 1}}
     backend: ClassVar = {"layout": "padded", "contiguous": True}
+    stands_beside_transfers = False
 
 
 class TestPartitions(StageConformance):
@@ -192,6 +194,55 @@ class DependsOnTheProcess(Counts):
         return _pending() if self._odd and self._times % 3 else None
 
 
+class ReservesForWhoIsRefused(Counts):
+    def accept(self, request):
+        self._state.num_kept_blocks += 1
+        return request
+
+    def added(self, sequence):
+        self._state.num_kept_blocks -= 1
+        return ""
+
+
+class KnowsNoLostRanks(Counts):
+    def failed(self, plans, error):
+        if isinstance(error, RanksLostError):
+            raise ValueError("it never heard of lost ranks")
+
+
+class ResumesWhatOthersLoad(Counts):
+    def before_step(self):
+        for slot in list(self._state.aside):
+            self._state.resume(self._state.table.sequence(slot), front=True)
+
+
+class KnowsWhoEndsOnlyIfItRan(Counts):
+    def leaving(self, sequence, leaving):
+        super().leaving(sequence, leaving)
+        if leaving.reason is FinishReason.ERROR and sequence.first_scheduled_s is None:
+            raise ValueError("it never ran")
+
+
+class WaitsForACallThatFailed(Counts):
+    def __init__(self):
+        super().__init__()
+        self._held = []
+
+    def added(self, sequence):
+        self._held.append(sequence)
+        return "held for a step"
+
+    def after_step(self, step, output, deltas):
+        while self._held and self._state.aside:
+            sequence = self._held.pop()
+            if sequence.slot in self._state.aside:
+                self._state.resume(sequence, front=False)
+        return deltas
+
+    def leaving(self, sequence, leaving):
+        self._held.clear()
+
+
 SHARED = Counts()
 TEXTS = ("no_text_changes_and_nothing_is_held_in_the_end", {"seed": 1, "place": "between"})
 ENGINE = ("engine_has_the_stage_under_its_name", {})
@@ -217,6 +268,19 @@ DEFINITION = ("definition_is_complete", {})
             ("aborted_requests_leave_nothing", {"num_steps": 0}),
             "it holds nothing",
         ),
+        (
+            counting(ReservesForWhoIsRefused),
+            ("refused_requests_leave_nothing", {"seed": 1, "accepts_last": True}),
+            "num_kept_blocks",
+        ),
+        (counting(KnowsNoLostRanks), ("lost_ranks_lose_no_text", {"seed": 0}), "never heard"),
+        (counting(ResumesWhatOthersLoad), ("it_stands_beside_kv_transfers", {"seed": 0, "pending": 0}), r"^\d+$"),
+        (
+            counting(KnowsWhoEndsOnlyIfItRan),
+            ("faults_of_other_stages_reach_no_further", {"moment": "added"}),
+            "see the log",
+        ),
+        (counting(WaitsForACallThatFailed), ("its_own_faults_reach_no_further", {}), "not come to rest"),
         (counting(AlwaysWantsAStep), ("idle_engine_rests", {}), "not come to rest"),
         (counting(RemembersRequests), ("nothing_is_kept_of_requests_that_ended", {}), "bytes with each request"),
         (counting(DependsOnTheProcess), ("same_requests_give_the_same_steps", {"seed": 1}), "steps differ"),

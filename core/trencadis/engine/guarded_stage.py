@@ -95,12 +95,10 @@ class StageGuard(Guard[Stage]):
         stage: It is not bound yet.
 
     Attributes:
-        num_faults: Calls that raised or broke a law.
         fault: Why the stage is switched off, or new requests are refused; empty: it is neither.
     """
 
     def __init__(self, stage: Stage) -> None:
-        self.num_faults = 0
         self.fault = ""
         self._in_a_row: Counter[str] = Counter()
         self._failing: dict[int, tuple[Sequence, str]] = {}  # by slot: who is to end, and why
@@ -228,7 +226,7 @@ class StageGuard(Guard[Stage]):
 
     def _note_fault(self, method: str, error: BaseException) -> str:
         """Log a fault and count it; returns it in words."""
-        self.num_faults += 1
+        self._strategy.num_faults += 1
         said = f"{self.label} raised {as_words(error)} in {method}()"
         means = _MEANS.get(method, "the step goes on")
         self._faults.say(f"{self.label}.{method}", f"{said}; {means}. {self._hint}", error=error)

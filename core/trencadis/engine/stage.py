@@ -380,12 +380,14 @@ class Stage:
         name: The name of its definition; set before it is bound.
         label: Names it and its distribution in messages, and has its faults contained; empty: it is built in. Set with ``name``.
         remedy: What to do about its faults, in words; set with ``name``.
+        num_faults: Its calls that raised or broke a law, where faults are contained.
         accepts_last: ``accept`` is called after the scheduling policy has accepted the request: for what costs something.
         answers: Answers to questions of operators, such as ``explain``, by question; each takes a table of arguments and returns a table.
         takes: Kinds of requests other than ``Request`` that it serves, and what queues one, or refuses it by a ``RequestError``.
     """
 
     name = label = remedy = ""
+    num_faults = 0
     accepts_last = False
     answers: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
     takes: Mapping[type, Callable[[Any], None]] = {}

@@ -107,7 +107,7 @@ def test_fault_is_reported_and_no_request_suffers(moment: str, caplog: pytest.Lo
         'stage "third" of trencadis_testing.engines, given in code (plugin "given") raised ValueError'
     )
     assert "Correct it, or do not pass it." in said
-    assert fault_of(engine).num_faults == 1
+    assert engine.stage("third").num_faults == 1
 
 
 def test_accept_that_raises_refuses_its_request_alone() -> None:
@@ -124,7 +124,7 @@ def test_stage_may_refuse_a_request_as_often_as_it_likes() -> None:
         with pytest.raises(InvalidRequestError, match="broken accept"):
             engine.add(request("a"))
     engine.add(request("a"))
-    assert fault_of(engine).num_faults == 0
+    assert engine.stage("third").num_faults == 0
 
 
 @pytest.mark.parametrize("moment", ["added", "claim"])
@@ -264,7 +264,7 @@ def test_batch_that_cannot_be_completed_fails_its_step_and_no_text() -> None:
     engine.add(request("bb"))
     assert texts(drain(engine).values()) == expected("a", "bb")
     assert engine.totals.num_failed_steps == 1
-    assert fault_of(engine).num_faults == 1
+    assert engine.stage("third").num_faults == 1
 
 
 def test_step_that_a_stage_refuses_is_no_fault_of_it() -> None:
@@ -272,7 +272,7 @@ def test_step_that_a_stage_refuses_is_no_fault_of_it() -> None:
     engine.add(request("a"))
     engine.add(request("bb"))
     assert texts(drain(engine).values()) == expected("a", "bb")
-    assert (engine.totals.num_failed_steps, fault_of(engine).num_faults) == (1, 0)
+    assert (engine.totals.num_failed_steps, engine.stage("third").num_faults) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_blocks_kept_by_a_moment_that_raised_are_freed(is_undone: bool) -> None:
     engine.add(request("a"))
     drain(engine)
     assert engine._state.blocks.num_used == 0
-    assert fault_of(engine).num_faults == 1
+    assert engine.stage("third").num_faults == 1
 
 
 def test_blocks_that_another_stage_keeps_stay_kept() -> None:
@@ -334,7 +334,7 @@ def test_blocks_that_another_stage_keeps_stay_kept() -> None:
     engine.add(request("a"))
     drain(engine)
     assert engine._state.blocks.num_used == 1
-    assert fault_of(engine).num_faults == 1
+    assert engine.stage("third").num_faults == 1
 
 
 class Watches(Observer):
@@ -360,7 +360,7 @@ def test_number_that_nobody_can_show_is_a_fault_and_is_not_shown(where: str, nam
     engine.add(request("a"))
     assert texts(drain(engine).values()) == expected("a")
     assert observer.steps
-    assert fault_of(engine).num_faults >= 1
+    assert engine.stage("third").num_faults >= 1
     assert engine.metrics()
 
 
@@ -378,7 +378,7 @@ def test_every_number_that_a_stage_may_show_is_shown() -> None:
     engine = engine_with(failing(after_plan=after_plan, bind=bind), observers=[("watches", observer)])
     engine.add(request("a"))
     drain(engine)
-    assert fault_of(engine).num_faults == 0
+    assert engine.stage("third").num_faults == 0
     shown = attrs.asdict(observer.steps[0], recurse=False)
     assert {name: shown[name] for name in guarded_stage._STATS} == dict.fromkeys(guarded_stage._STATS, 1)
     assert engine.totals.num_block_swaps == len(observer.steps)
@@ -514,7 +514,7 @@ def test_request_of_another_kind_whose_stage_raises_is_refused_alone() -> None:
     engine.add(request("a"))
     engine.add(request("bb"))
     assert engine.abort("bb") is not None
-    assert fault_of(engine).num_faults == 1
+    assert engine.stage("third").num_faults == 1
     assert texts(drain(engine).values()) == expected("a")
 
 
@@ -525,7 +525,7 @@ def test_ranks_that_a_stage_lost_are_started_again() -> None:
     engine = engine_with(failing("before_step", error=RanksLostError), executor=executor)
     engine.add(request("a"))
     assert texts(drain(engine).values()) == expected("a")
-    assert (restarts, fault_of(engine).num_faults) == ([1], 0)
+    assert (restarts, engine.stage("third").num_faults) == ([1], 0)
 
 
 def test_fault_of_a_built_in_stage_ends_the_step() -> None:
