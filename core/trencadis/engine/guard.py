@@ -307,14 +307,14 @@ class Contained(Guard[S]):
     It is switched off for a while if it is too slow, or raised too often in a row.
 
     Attributes:
-        goes_on: What becomes of a call that raised, for the log: it follows "… raised X in method()".
+        consequence: End of the line that is logged when a call raised; it follows "… raised X in method()".
         off: Follows why the component is switched off; ``{how_long}`` is replaced.
         back: It is called again.
         max_errors: So many errors in a row switch it off; 0: however many there are, none does.
         num_errors: Calls that raised or broke the contract.
     """
 
-    goes_on: ClassVar[str]
+    consequence: ClassVar[str]
     off: ClassVar[str] = ""
     back: ClassVar[str] = ""
     max_errors: ClassVar[int] = 0
@@ -349,7 +349,7 @@ class Contained(Guard[S]):
     def _failed(self, rule: Rule, error: BaseException, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         self.num_errors += 1
         self._num_in_a_row += 1
-        said = f"{self.label} raised {as_words(error)} in {rule.method}(){self.goes_on}"
+        said = f"{self.label} raised {as_words(error)} in {rule.method}(){self.consequence}"
         self._faults.say(f"{self.label}.{rule.method}", said, error=error)
         if self._num_in_a_row >= self.max_errors > 0:
             self._switch_off(f"raised {self.max_errors} times in a row")

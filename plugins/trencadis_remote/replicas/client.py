@@ -239,14 +239,14 @@ class ReplicatedEngineClient(PolledEngineClient):
         self._part(seat, seat.engine, self._limits[seat.index].delay_s)
         ended = []
 
-        def goes_on(work: LiveWork) -> bool:
+        def continues(work: LiveWork) -> bool:
             if work.ending is None or isinstance(work.request, EmbeddingRequest):
                 return not self.replicas.failure
             self.replicas.forget(work)
             ended.append(_end_of(work, work.request, work.ending))  # its replica will not say it
             return False
 
-        self.replicas.lose(seat.index, goes_on)
+        self.replicas.lose(seat.index, continues)
         if ended:
             self.replicas.outputs.append(StepOutputs(finished=tuple(ended)))
         self.replicas.settle()

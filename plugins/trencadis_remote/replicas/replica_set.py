@@ -196,16 +196,16 @@ class ReplicaSet(Generic[WorkT, EngineT]):
         if self.routing is not None:
             self.routing.removed(index)
 
-    def lose(self, index: int, goes_on: Callable[[WorkT], bool] = lambda _: True) -> None:
+    def lose(self, index: int, continues: Callable[[WorkT], bool] = lambda _: True) -> None:
         """Take the work of an engine that has ended from its seat; :meth:`settle` gives it to others.
 
         Args:
             index: Index of the seat, which is empty.
-            goes_on: Function that is called with each; what does not go on is the caller's to end.
+            continues: Function that is called with each; what does not go on is the caller's to end.
         """
         seat = self.seats[index]
         for work in list(seat.work.values()):
-            if goes_on(work):
+            if continues(work):
                 seat.num_lost += 1
                 work.target = -1
                 self._release(work)

@@ -50,7 +50,7 @@ class GuardedConnector(Contained[KVSchedulerSide]):
         is_timed: It has ``on_step``.
     """
 
-    goes_on = "; counted as a miss."
+    consequence = "; counted as a miss."
     off = (
         " and is switched off {how_long}; serving goes on without it. Mend it, or choose another in kv_connector.name."
     )
@@ -162,7 +162,7 @@ class GuardedWorker(Contained[KVWorkerSide], KVWorkerSide, SupportsRemoteSchedul
         remake: Makes the same in the process of a rank, to which it travels.
     """
 
-    goes_on = " of its worker side; the step goes on without it."
+    consequence = " of its worker side; the step goes on without it."
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _WINDOW = 100
 class _Watched(Contained[Observer]):
     """An observer, with the time that its calls in steps and its pages took: the ones take microseconds, the others milliseconds."""
 
-    goes_on = "; the run goes on, further failures are counted."
+    consequence = "; the run goes on, further failures are counted."
     off = ": it is switched off {how_long}."
     back = "is called again"
 

@@ -144,11 +144,11 @@ class Scheduler(Restorable):
             self._look_at(active)
         places = self._places
         num_tokens = table.num_tokens[places]
-        goes_on = num_tokens < table.max_total_tokens[places]
+        unfinished = num_tokens < table.max_total_tokens[places]
         if self._runnable is not None:
-            goes_on = self._runnable(places)
-        if self._runnable is not None or 0 in goes_on.tobytes():
-            active, places, num_tokens = active[goes_on], places[goes_on], num_tokens[goes_on]
+            unfinished = self._runnable(places)
+        if self._runnable is not None or 0 in unfinished.tobytes():
+            active, places, num_tokens = active[unfinished], places[unfinished], num_tokens[unfinished]
         if not active.size and not state.waiting.slots.size:
             return self._finish_plan(active, _EMPTY, None, _EMPTY)
         split = self._policy.split(view, token_budget=self._budget)
