@@ -153,16 +153,7 @@ def make_engine(
         tables: Config objects of plugins' own tables, by name.
         options: Fields of the table ``[engine]``.
     """
-    from trencadis.config.schema import (
-        BucketingConfig,
-        CacheConfig,
-        Config,
-        DefragmenterConfig,
-        EngineConfig,
-        ParallelConfig,
-        SchedulingConfig,
-        TenantConfig,
-    )
+    from trencadis.config import schema
     from trencadis.engine.build import compose_engine
     from trencadis.engine.parts import Parts
     from trencadis.engine.speculation.drafting import Speculation
@@ -171,7 +162,7 @@ def make_engine(
     backend = backend or FakeBackend(max_model_len=num_blocks * block_size)
     executor = executor or FakeExecutor()
     facts = executor.start(make_backend=_Given(backend), make_sampler=_no_sampler, source=ModelSource(path="fake"))
-    cache = CacheConfig(
+    cache = schema.CacheConfig(
         num_blocks=num_blocks,
         block_size=block_size,
         prefix_caching=prefix_caching,
@@ -182,13 +173,17 @@ def make_engine(
         swap_bytes=swap_blocks * block_size * facts.kv_bytes_per_token,
     )
     attention = "data" if attention_ranks > 1 else "tensor"
-    config = Config(
-        engine=attrs.evolve(EngineConfig(), **options),
+    config = schema.Config(
+        engine=attrs.evolve(schema.EngineConfig(), **options),
         cache=cache,
-        parallel=ParallelConfig(pipeline=pipeline, tensor=attention_ranks, expert=attention_ranks, attention=attention),
-        bucketing=BucketingConfig(on_miss=on_miss, complete=complete),
-        scheduling=SchedulingConfig(tenants={name: TenantConfig(**entry) for name, entry in (tenants or {}).items()}),
-        defragmenter=DefragmenterConfig(**(defragmenter or {})),
+        parallel=schema.ParallelConfig(
+            pipeline=pipeline, tensor=attention_ranks, expert=attention_ranks, attention=attention
+        ),
+        bucketing=schema.BucketingConfig(on_miss=on_miss, complete=complete),
+        scheduling=schema.SchedulingConfig(
+            tenants={name: schema.TenantConfig(**entry) for name, entry in (tenants or {}).items()}
+        ),
+        defragmenter=schema.DefragmenterConfig(**(defragmenter or {})),
         tables=dict(tables or {}),
     )
     speculation = None

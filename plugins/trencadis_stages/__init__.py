@@ -106,10 +106,8 @@ _CONNECTORS = LayoutFeature(
 )
 
 
-@hookimpl
-def trencadis_stages() -> Iterable[StageDefinition]:
-    """Yield the built-in stages."""
-    yield StageDefinition(
+_STAGES = (
+    StageDefinition(
         name="swap",
         make=_make_swapping,
         summary="Keeps the KV of preempted sequences in host memory.",
@@ -120,73 +118,80 @@ def trencadis_stages() -> Iterable[StageDefinition]:
             ),
         ),
         before=frozenset({"defragmenter", "transfer"}),
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="defragmenter",
         make=_make_defragmenting,
         summary="Moves KV blocks to low ids, for backends that read them by range.",
         when=lambda config: config.defragmenter.enabled != "off",
         layouts=(LayoutFeature(name="Defragmentation", setting="defragmenter.enabled", unless=("auto", "off")),),
         before=frozenset({"transfer"}),
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="transfer",
         make=_make_transfer,
         summary="Looks up, loads and saves KV by the KV connector.",
         uses=frozenset({"kv_connector"}),
         layouts=(_CONNECTORS,),
         before=frozenset({"embedding", "tenants"}),
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="tenants",
         make=_make_tenants,
         summary="Gives tenants their shares, and keeps their caps.",
         layouts=(LayoutFeature(name="Tenants"),),
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="partitions",
         make=_make_partitions,
         summary="Divides rows and KV blocks over ranks that have sequences of their own.",
         when=lambda config: config.parallel.attention == "data" and config.parallel.tensor > 1,
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="pipeline",
         make=_make_pipeline,
         summary="Keeps a batch in flight for each stage of a pipeline of ranks.",
         when=lambda config: config.parallel.pipeline > 1,
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="deferred_warm_up",
         make=_make_deferred_warm_up,
         summary="Prepares buckets that the warm-up put off while there is nothing to serve.",
         when=lambda config: config.engine.warmup,
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="embedding",
         make=_make_embedding,
         make_engine=_make_embedding_engine,
         summary="Embeds texts beside the steps of requests that generate.",
         layouts=(LayoutFeature(name="Embeddings of a decoder"),),
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="shadow",
         make=_make_shadow,
         summary="Asks a scheduling policy beside the one that decides.",
         when=lambda config: bool(config.scheduling.shadow),
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="switch",
         make=_make_switch,
         summary="Replaces the scheduling policy while the engine serves.",
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="preparation",
         make=_make_preparation,
         summary="Lets a request wait for its sampler, such as for a grammar.",
         before=frozenset({"embedding"}),
-    )
-    yield StageDefinition(
+    ),
+    StageDefinition(
         name="explain",
         make=_make_explaining,
         summary="Records why the last steps were planned as they were.",
-    )
+    ),
+)
+
+
+@hookimpl
+def trencadis_stages() -> Iterable[StageDefinition]:
+    """Return the built-in stages."""
+    return _STAGES
