@@ -6,7 +6,7 @@ import attrs
 
 from trencadis.records.bucket import Bucket
 
-__all__ = ["WarmUp", "MemoryReport", "ModelFacts", "ModelSource", "WarmUpReport"]
+__all__ = ["MemoryReport", "ModelFacts", "ModelSource", "WarmUp", "WarmUpReport"]
 
 
 @attrs.frozen(kw_only=True)
