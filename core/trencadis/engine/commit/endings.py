@@ -1,4 +1,4 @@
-"""Sequences that leave an engine: told to stages, drafts, policy and observers, each once."""
+"""Ends requests, and tells stages, speculator, policy and observers once of each sequence that left the engine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Endings:
 
     Args:
         state: The engine's state; changed.
-        scheduler: Its policy and its drafting are told.
-        stages: They are told.
-        recovery: Suspects a sequence that left no longer.
+        scheduler: Scheduler, whose policy and speculator are told.
+        stages: Stages, which are told.
+        recovery: Forgets its suspicion of a sequence that left.
         accounting: Counts, and tells the observers.
-        in_flight: Drained if a strategy fails for good.
+        in_flight: Submitted steps, dropped if a strategy fails for good.
 
     Attributes:
         ended: Sequences that ended outside a commit; the next step announces them.

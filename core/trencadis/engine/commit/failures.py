@@ -25,11 +25,11 @@ class Failures:
         state: The engine's state; changed.
         executor: Started again where its ranks were lost.
         batches: Its passes are told of what started ranks have prepared.
-        stages: They are told.
+        stages: Stages, which are told.
         recovery: Finds the sequence at fault.
-        endings: Given sequences that are at fault.
+        endings: Announces the end of sequences that are at fault.
         accounting: Counts failed steps.
-        in_flight: Drained: steps after a failed one used its tokens.
+        in_flight: Submitted steps, dropped: those after a failed one used its tokens.
     """
 
     def __init__(
