@@ -29,7 +29,7 @@ from trencadis import LLM, SamplingParams
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "trencadis[ray]"')
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 PROMPTS = ("The ship sails", "Once upon a time", "In the morning", "A captain")
@@ -195,7 +195,6 @@ def test_ranks_on_two_hosts_give_the_texts_of_one_process_and_their_logs_are_the
         )
 
 
-@pytest.mark.nightly
 def test_a_host_that_is_gone_costs_no_request_and_its_rank_starts_on_another(served, nodes):
     texts = expected(150)
     lost = next(machine for machine in nodes.machines[1:] if ranks_on(machine))
@@ -211,7 +210,6 @@ def test_a_host_that_is_gone_costs_no_request_and_its_rank_starts_on_another(ser
     lost.plug_in()
 
 
-@pytest.mark.nightly
 def test_ranks_of_a_replica_are_packed_and_replicas_are_spread(nodes):
     made = Served(nodes.machines[0], "--parallel.data=2", "--parallel.tensor=2")
     try:
@@ -221,7 +219,6 @@ def test_ranks_of_a_replica_are_packed_and_replicas_are_spread(nodes):
         made.close()
 
 
-@pytest.mark.nightly
 def test_without_the_token_the_error_says_what_to_set(nodes):
     machine = nodes.machines[0]
     command = [sys.executable, "-m", "trencadis", "generate", "A", "--executor.name=ray"]
