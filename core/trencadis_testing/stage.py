@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import pytest
 
-from trencadis.engine.stage import EngineParts, Stage
+from trencadis.engine.stage import MOMENTS, EngineParts, Stage
 from trencadis.errors import BackendError, RanksLostError, RequestRefusedError
 from trencadis.interfaces import AllocationPlan, PendingStep, StageDefinition
 from trencadis.records import Batch, FinishedSequence, FinishReason, Pass, Request, SamplingParams, TokenDeltas
@@ -38,20 +38,6 @@ _MAX_GROWTH_BYTES = 6.0
 """For each request: what is kept takes a place of 8 in a list at least."""
 
 
-_MOMENTS = (
-    "accept",
-    "refused",
-    "added",
-    "before_step",
-    "claim",
-    "after_plan",
-    "after_build",
-    "received",
-    "after_step",
-    "leaving",
-    "left",
-    "failed",
-)
 _BROKEN = "broken on purpose"
 
 
@@ -235,7 +221,7 @@ class StageConformance:
         history.play()
         history.check()
 
-    @pytest.mark.parametrize("moment", _MOMENTS)
+    @pytest.mark.parametrize("moment", MOMENTS)
     def test_faults_of_other_stages_reach_no_further(self, moment: str) -> None:
         """Another stage raises at a moment: a request may end at any of them, also while it is added or a plan is made."""
         given = _faulty(Neighbour, moment, calls=(1, 8))(refuses=(3,), turns_away=(5,))
@@ -249,7 +235,7 @@ class StageConformance:
     def test_its_own_faults_reach_no_further(self) -> None:
         """What it raises at a moment costs at most the requests that it was about; every other text is right, and the engine comes to rest."""
         kind = type(self._engine().stage(self.definition.name))
-        for moment in _MOMENTS:
+        for moment in MOMENTS:
             if getattr(kind, moment) is getattr(Stage, moment):
                 continue
             definition = attrs.evolve(self.definition, make=_making_faulty(self.definition, moment))

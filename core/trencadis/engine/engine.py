@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from trencadis.engine.scheduling.progress import Progress
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.stage import EngineParts, Stages
 from trencadis.engine.state import EngineState
+from trencadis.engine.step import Obstacle, SchedulingChanged
 from trencadis.errors import (
     InvalidRequestError,
     RanksLostError,
@@ -143,6 +143,10 @@ class Engine:
         def wake() -> None:  # whoever is called by then
             self.wake()
 
+        def tell(notice: Obstacle | SchedulingChanged) -> None:
+            for hear in stages.hear:
+                hear(notice)
+
         parts = EngineParts(
             config=config,
             state=state,
@@ -165,7 +169,7 @@ class Engine:
             append=StopCheck(state).append,
             ended=self._endings.ended,
             wake=wake,
-            notes=partial(getattr, scheduler, "notes"),
+            tell=tell,
             warm_up=self.warm_up,
             buckets=self._batches.passes,
             take_part=stages.take_part,
@@ -173,7 +177,7 @@ class Engine:
         for stage in stages.called:
             stage.bind(parts)
         self._committer = Committer(state)  # of a state to which the stages subscribe
-        state.leaving = stages.leaving
+        state.leaving, state.planning = stages.leaving, stages.planning
         scheduler.admission.claims = stages.claim
         asks = stages.wants_empty_plan
         if asks:

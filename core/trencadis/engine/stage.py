@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 
@@ -26,7 +26,7 @@ from trencadis.config import Config
 from trencadis.engine.guard import Guarded
 from trencadis.engine.sequences import Claim, Leaving, Sequence, When
 from trencadis.engine.state import EngineState
-from trencadis.engine.step import Obstacle, SchedulingChanged, StepNotes, SubmittedStep
+from trencadis.engine.step import Obstacle, SchedulingChanged, SubmittedStep
 from trencadis.errors import ContractError, RanksLostError
 from trencadis.faults import CallMeter, shown
 from trencadis.interfaces import AllocationPlan, Executor, Restorable, SamplingFingerprint, SchedulingPolicy
@@ -52,7 +52,18 @@ from trencadis.records import (
 )
 from trencadis.registry.building import Builder
 
-__all__ = ["AnyEngine", "BareParts", "EngineKinds", "EngineParts", "Made", "Makings", "PassBuckets", "Stage", "Stages"]
+__all__ = [
+    "AnyEngine",
+    "BareParts",
+    "EngineKinds",
+    "EngineParts",
+    "MOMENTS",
+    "Made",
+    "Makings",
+    "PassBuckets",
+    "Stage",
+    "Stages",
+]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -275,9 +286,8 @@ class EngineParts:
         abort: Ends a request in any state; returns its sequence, or None if there is none of this id.
         append: Gives tokens to a sequence that holds no row, int32 ``[n]``; returns it if the last of them ends it.
         ended: Sequences that ended outside a commit; the next step announces what is appended.
-        listeners: Called with each notice: what happens to the engine at no moment of a step.
         wake: Wakes the engine's loop, from any thread: there is work.
-        notes: Returns what the newest plan decided, and why; see ``StepNotes``.
+        tell: Calls ``Stage.hear`` of every stage.
         warm_up: Buckets that were prepared before the first request.
         buckets: The buckets in which passes run.
         take_part: With False a stage has nothing to do in steps for now: ``before_step``, ``after_plan``, ``after_build``, ``received`` and
@@ -298,16 +308,10 @@ class EngineParts:
     append: Callable[[Sequence, Int32Array], FinishedSequence | None]
     ended: list[FinishedSequence]
     wake: Callable[[], None]
-    notes: Callable[[], StepNotes]
+    tell: Callable[[Obstacle | SchedulingChanged], None]
     warm_up: WarmUp
     buckets: PassBuckets
     take_part: Callable[[Stage, bool], None]
-    listeners: list[Callable[[Obstacle | SchedulingChanged], None]] = attrs.field(factory=list, init=False)
-
-    def tell(self, notice: Obstacle | SchedulingChanged) -> None:
-        """Tell those who listen."""
-        for hear in self.listeners:
-            hear(notice)
 
 
 def _claim_test(method: str, answer: Any, sequence: Sequence) -> Claim | None:
@@ -514,7 +518,6 @@ class Stage:
     """Whether something from outside is awaited: with nothing else to do, stepping at once would be busy waiting."""
 
     @law(of_type(bool), otherwise=False)
-    @law(of_type(bool), otherwise=False)
     def drop(self, request_id: str) -> bool:
         """Forget a request of a kind that this stage takes; False: it has none of this id."""
         return False
@@ -527,6 +530,26 @@ class Stage:
             Seconds until it pays to call again; None: not before there was work.
         """
         return None
+
+    @tell
+    def planning(self, fact: str, values: tuple[Any, ...]) -> None:
+        """Called with each fact of a plan in the making, for those who tell later why it came to be so. Nothing may be changed.
+
+        * ``begin``: the ``SchedulerView``, and the number of the plan; once, first.
+        * ``alone``: the slot of a suspect of a failed step, which runs alone.
+        * ``split``: the policy's ``TokenSplit``, the running slots with a token to compute, and those of them that decode.
+        * ``left``: tokens for admission.
+        * ``order``: the waiting slots in the order of admission.
+        * ``skip``: a waiting slot that was passed over, and why in words.
+        * ``held back``: waiting slots that a stage held back in an earlier plan, and was not asked about in this one.
+        * ``stop``: what admission ran out of (``blocks``, ``rows`` or ``tokens``), the first slot that lacked it, blocks that it takes, and
+          blocks that there were; the last three may be left out.
+        * ``preempt``: the victim, the waiting slot that was let in, or -1: decodes needed blocks; how many, and how many there were.
+        """
+
+    @tell
+    def hear(self, notice: Obstacle | SchedulingChanged) -> None:
+        """Called with each notice: what happens to the engine at no moment of a step."""
 
     def inspect(self) -> Any:
         """Return a copy of the stage's state for tests and debuggers; None: there is nothing to show."""
@@ -551,7 +574,8 @@ class Stage:
         """Free everything; called once, after the last step."""
 
 
-_CALLED = (
+MOMENTS: Final = (
+    "accept",
     "refused",
     "added",
     "before_step",
@@ -563,11 +587,10 @@ _CALLED = (
     "leaving",
     "left",
     "failed",
-    "wants_empty_plan",
-    "idle",
-    "drop",
-    "dump",
 )
+"""The moments of a step, in the order in which a request passes them."""
+
+_CALLED = (*MOMENTS[1:], "wants_empty_plan", "idle", "drop", "planning", "hear", "dump")
 _IN_STEPS = frozenset({"before_step", "after_plan", "after_build", "received", "after_step", "wants_step"})
 
 
@@ -588,6 +611,8 @@ class Stages:
         wants_empty_plan: The question of that name.
         idle: The same.
         drop: What forgets requests of other kinds.
+        planning: Facts of a plan in the making.
+        hear: What hears notices.
         dump: What writes files of the last steps.
     """
 
@@ -607,6 +632,8 @@ class Stages:
     wants_empty_plan: tuple[Callable[[], bool], ...]
     idle: tuple[Callable[[], float | None], ...]
     drop: tuple[Callable[[str], bool], ...]
+    planning: tuple[Callable[[str, tuple[Any, ...]], None], ...]
+    hear: tuple[Callable[[Obstacle | SchedulingChanged], None], ...]
     dump: tuple[Callable[[str, str], Path | None], ...]
 
     def __init__(self, stages: Iterable[Stage] = (), *, guard: Callable[[Stage], Any] = lambda stage: stage) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -55,6 +56,7 @@ class EngineState:
         aside: Slots that stand aside, the first first: a stage says when they can run.
         num_queued_aside: Those of them that count as waiting.
         leaving: Called, in order, with each sequence that is preempted or ends; see ``Stage.leaving``.
+        planning: Called, in order, with each fact of a plan in the making; see ``Stage.planning``.
         on_filled: Called with the ids of a sequence's blocks that became full of committed tokens, and their hashes.
         num_waiting_tokens: Known tokens of all sequences that wait, as many of each as there were when it began to wait.
         on_waiting: Called with the slot of each sequence that waits from now on, and the number of its tokens; with the same number below 0
@@ -96,6 +98,7 @@ class EngineState:
         self.aside: dict[int, Aside] = {}
         self.num_queued_aside = 0
         self.leaving: tuple[Callable[[Sequence, Leaving], Claim | None], ...] = ()
+        self.planning: tuple[Callable[[str, tuple[Any, ...]], None], ...] = ()
         self.on_filled: list[Callable[[list[int], list[bytes]], None]] = []
         self.num_waiting_tokens = 0
         self.on_waiting: list[Callable[[int, int], None]] = []
@@ -172,7 +175,7 @@ class EngineState:
                 sequence, leaving, num_tokens=int(table.num_known_tokens[slot])
             )  # blocks of drafts hold no text
         else:
-            self._tell(sequence, leaving)
+            self._told(sequence, leaving)
             self.drop_claim(sequence)
             if sequence.state is SequenceState.ASIDE:
                 self._end_aside(slot)
@@ -324,6 +327,11 @@ class EngineState:
                 self.blocks.release(claim.blocks, now_s=self.clock.now_s())
             sequence.is_approximate, sequence.num_approximate_tokens = False, 0
 
+    def tell(self, fact: str, *values: Any) -> None:
+        """Tell the stages a fact of the plan in the making; see ``Stage.planning``."""
+        for act in self.planning:
+            act(fact, values)
+
     # ----------------------------------------------------------------------------------------------- questions
 
     def backlog(self) -> int:
@@ -380,7 +388,7 @@ class EngineState:
         row = self.table.row[sequence.slot]
         return self.rows.block_tables[row, : self.table.num_blocks[sequence.slot]]
 
-    def _tell(self, sequence: Sequence, leaving: Leaving) -> Claim | None:
+    def _told(self, sequence: Sequence, leaving: Leaving) -> Claim | None:
         """Tell the stages that a sequence leaves; returns what one of them keeps."""
         claims = [act(sequence, leaving) for act in self.leaving]
         return next((claim for claim in claims if claim is not None), None)
@@ -392,7 +400,7 @@ class EngineState:
         if sequence.is_provisional:
             leaving.is_complete, num_tokens = False, 0
         leaving.blocks = blocks[: -(-num_tokens // self.block_size)]
-        claim = self._tell(sequence, leaving)
+        claim = self._told(sequence, leaving)
         sequence.is_provisional = False
         self.blocks.release(blocks[leaving.num_kept_blocks :], now_s=self.clock.now_s())
         self.rows.give_back(int(self.table.row[slot]))

@@ -13,10 +13,9 @@ import attrs
 import numpy as np
 
 from trencadis.engine.state import EngineState
-from trencadis.engine.step import StepNotes
 from trencadis.errors import InvalidRequestError
 from trencadis.records import Bucket, Explanation, Int32Array, Range, Span, UnifiedBucket
-from trencadis_stages.explain.record import Decisions, RequestLifetime
+from trencadis_stages.explain.record import Decisions, RequestLifetime, StepNotes
 
 __all__ = ["Verdict", "explain_request", "verdict_of"]
 

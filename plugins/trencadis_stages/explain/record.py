@@ -1,24 +1,122 @@
 """The step record: what the last plans decided, and why, so that it can be explained afterwards.
 
-StepNotes ◀── scheduler and admission note reasons ── after_plan ▶ ring of the last N steps ▶ explain
+scheduler, admission ── planning() ──▶ StepNotes ── after_plan() ──▶ ring of the last N steps ──▶ explain
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import attrs
+import numpy as np
 
 from trencadis.engine.sequences import Sequence
 from trencadis.engine.stage import EngineParts, Stage
-from trencadis.engine.step import StepNotes, SubmittedStep
-from trencadis.records import Batch, FinishedSequence, Plan
+from trencadis.engine.step import SubmittedStep
+from trencadis.interfaces import TokenSplit
+from trencadis.records import Batch, Bucket, FinishedSequence, FinishReason, Int32Array, Plan
 
-__all__ = ["Decisions", "RequestLifetime"]
+__all__ = ["Decisions", "Preemption", "RequestLifetime", "StepNotes", "Stop"]
 
+_EMPTY = np.empty(0, np.int32)
 _MAX_LIVES = 16384
+_MAX_RANKS = 4096
+_MAX_SKIPPED = 4096
+
+
+@attrs.frozen
+class Stop:
+    """Where admission stopped.
+
+    Attributes:
+        reason: ``blocks``, ``rows`` or ``tokens``: what ran out.
+        slot: The first that lacked it; -1: none was tried.
+        num_needed: Blocks it takes; 0 if blocks are not the reason.
+        num_free: Blocks that there were.
+    """
+
+    reason: str
+    slot: int = -1
+    num_needed: int = 0
+    num_free: int = 0
+
+
+@attrs.frozen
+class Preemption:
+    """Who lost its blocks.
+
+    Attributes:
+        slot: The victim.
+        for_slot: The waiting sequence that was let in; -1: decodes needed blocks.
+        num_needed: Blocks that decodes needed; 0 if it gave way.
+        num_free: Blocks that there were.
+    """
+
+    slot: int
+    for_slot: int = -1
+    num_needed: int = 0
+    num_free: int = 0
+
+
+class StepNotes:
+    """What one plan decided. Its arrays must not be changed.
+
+    Attributes:
+        number: Number of the note, growing.
+        step: Number of the plan.
+        now_s: Engine clock when it was made.
+        num_waiting: Sequences that waited then.
+        num_free_blocks: Blocks that could be had then.
+        policy: Name of the policy.
+        split: What the policy gave decodes and prefills, or None if it was not asked.
+        num_left: Tokens left for admission; -1: none could have been admitted.
+        running: Slots that ran after planning.
+        active: Of those that ran, the ones with a token to compute; None: not looked at.
+        decodes: Of the active ones, those that decode.
+        slots: Who is in the plan.
+        starts: Computed tokens of each before.
+        counts: Tokens of each.
+        admitted: Slots that were admitted.
+        order: Waiting slots in the order of admission, the first 4096; None: the policy was not asked.
+        stop: Where admission stopped, or None.
+        skipped: Why a waiting slot was passed over.
+        held_back: Waiting slots that a stage held back in an earlier plan, and was not asked about in this one.
+        preemptions: Who lost its blocks.
+        aside: Slots that stood aside, and why.
+        alone: Slot that runs alone after a failed step, or -1.
+        passes: Bucket of each pass, and which of ``slots`` ran in it.
+        error: Why the step failed; empty: it did not.
+    """
+
+    # Defaults of the class, so that making one costs nothing and a plain step sets only what it has.
+    number = 0
+    step = -1
+    now_s = 0.0
+    num_waiting = 0
+    num_free_blocks = 0
+    policy = ""
+    split: TokenSplit | None = None
+    num_left = -1
+    running: Int32Array = _EMPTY
+    active: Int32Array | None = None
+    decodes: Int32Array = _EMPTY
+    slots: Int32Array = _EMPTY
+    starts: Int32Array = _EMPTY
+    counts: Int32Array = _EMPTY
+    admitted: Collection[int] = ()
+    order: Int32Array | None = None
+    stop: Stop | None = None
+    skipped: dict[int, str] | None = None
+    held_back: Int32Array = _EMPTY
+    preemptions: tuple[Preemption, ...] = ()
+    aside: Mapping[int, str] = MappingProxyType({})
+    alone = -1
+    passes: tuple[tuple[Bucket, Int32Array], ...] = ()
+    error = ""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -58,16 +156,52 @@ class Decisions(Stage):
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
         self._notes: deque[StepNotes] = deque(maxlen=num_steps)
+        self._in_making = StepNotes()
         self._next = 0
         self._newest: dict[str, RequestLifetime] = {}
         self._ended: deque[RequestLifetime] = deque()
 
+    def planning(self, fact: str, values: tuple[Any, ...]) -> None:
+        """Note a fact of the plan in the making."""
+        notes = self._in_making
+        match fact:
+            case "begin":
+                self._in_making = notes = StepNotes()
+                view, notes.step = values  # the view itself would keep its arrays alive
+                notes.num_waiting, notes.num_free_blocks = len(view.waiting), view.num_free_blocks
+            case "split":
+                notes.split, notes.active, notes.decodes = values
+            case "left":
+                (notes.num_left,) = values
+            case "order":
+                (order,) = values
+                notes.order = order if len(order) <= _MAX_RANKS else order[:_MAX_RANKS].copy()
+            case "skip":
+                skipped = notes.skipped = notes.skipped or {}
+                if len(skipped) < _MAX_SKIPPED:
+                    skipped[values[0]] = values[1]
+            case "held back":
+                (notes.held_back,) = values
+            case "stop":
+                notes.stop = Stop(*values)
+            case "preempt":
+                notes.preemptions += (Preemption(*values),)
+            case "alone":
+                (notes.alone,) = values
+
     def after_plan(self, step: SubmittedStep | None) -> None:
         """Keep the notes of a plan; those of one that came to nothing only until the next, which has the same step."""
-        notes = self._newest_notes()
-        if notes.is_idle:
+        notes, state = self._in_making, self._state
+        if step is not None:
+            plan = step.plan
+            notes.slots, notes.starts, notes.counts = plan.slots, plan.starts, plan.num_scheduled
+            notes.admitted = plan.admitted
+        elif not state.slot_of and not any(one.finish_reason is FinishReason.ERROR for one in self._ended_outside):
             return  # it only asks what became of a transfer
-        notes.number = self._next
+        notes.number, notes.now_s, notes.policy = self._next, state.clock.held_s, self._policy.name
+        notes.running = state.running
+        if state.aside:
+            notes.aside = {slot: aside.reason for slot, aside in state.aside.items()}
         self._next += 1
         kept = self._notes
         if kept and kept[-1].step == notes.step:
@@ -96,8 +230,9 @@ class Decisions(Stage):
     # --------------------------------------------------------------------------------------------------- requests
 
     def bind(self, engine: EngineParts) -> None:
-        """Take the state, read only, and what the newest plan decided."""
-        self._state, self._newest_notes = engine.state, engine.notes
+        """Take the state, read only."""
+        self._state, self._ended_outside = engine.state, engine.ended
+        self._policy: Any = engine.policy
 
     def added(self, sequence: Sequence) -> str:
         """Note that a request waits."""

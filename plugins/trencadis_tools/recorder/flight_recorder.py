@@ -3,7 +3,7 @@
     added, after_plan, after_step, left, failed ──▶ entries of the present segment     every n steps: a key frame, and a new segment
                                       entries of the one before, its frame  ──record()──▶ FlightRecord ──▶ file
 
-A step pays for two small tuples of what the plan and its notes hold anyway; everything else is done when a record is made.
+A step pays for two small tuples of what the plan holds anyway; everything else is done when a record is made.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ class FlightRecorder(Stage):
         self._live: dict[int, RecordedLife] = {}  # by slot
         self._num_requests = 0
         self._newest: SubmittedStep | None = None
+        self._before = 0, 0, 0  # the newest plan: number, sequences that waited, blocks that could be had
         self._scheduling: RecordedChange | None = None
         self._obstacles: list[str] = []
         self._segments: deque[_Segment] = deque([_Segment(None, [])], maxlen=2)
@@ -163,7 +164,8 @@ class FlightRecorder(Stage):
 
     def bind(self, engine: EngineParts) -> None:
         """Record the engine from now on, with key frames unless something else than steps changes it."""
-        self._engine, self._state, self._notes = engine, engine.state, engine.notes
+        self._engine, self._state = engine, engine.state
+        self._policy: Any = engine.policy
         capabilities, tables = engine.executor.capabilities, dump_config(engine.config, secrets=False)
         if tables["cache"].pop("shared_prefixes"):
             self.obstacle(
@@ -181,7 +183,6 @@ class FlightRecorder(Stage):
             "num_in_flight": engine.depth,
             "max_draft_tokens": engine.limits.max_draft_tokens,
         }
-        engine.listeners.append(self.hear)
         if self._has_connector:
             self.obstacle("a KV connector loads and saves blocks at moments that no record holds", lasts=True)
         else:
@@ -229,16 +230,21 @@ class FlightRecorder(Stage):
         if self._segment.num_token_bytes > self._max_bytes:
             self.frame_due = 0
 
+    def planning(self, fact: str, values: tuple[Any, ...]) -> None:
+        """Note the number of a plan, and how many sequences waited and blocks could be had before."""
+        if fact == "begin":
+            view, number = values
+            self._before = number, len(view.waiting), view.num_free_blocks
+
     def after_plan(self, step: SubmittedStep | None) -> None:
         """Note what the scheduler answered. Of drafts only their number is kept: their distributions lie on a device.
 
-        Arrays and numbers, and neither the plan nor its notes: the garbage collector does not look at such a tuple.
+        Arrays and numbers, and not the plan: the garbage collector does not look at such a tuple.
         """
-        notes, now_s = self._notes(), self._state.clock.held_s
-        waiting, free, policy = notes.num_waiting, notes.num_free_blocks, notes.policy
+        now_s, policy, (number, waiting, free) = self._state.clock.held_s, self._policy.name, self._before
         if step is None:
             none = None
-            self._note((ATTEMPT, now_s, notes.step, none, none, none, none, none, none, waiting, free, policy))
+            self._note((ATTEMPT, now_s, number, none, none, none, none, none, none, waiting, free, policy))
             return
         self._newest = step
         plan = step.plan

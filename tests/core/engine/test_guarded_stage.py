@@ -14,6 +14,7 @@ from trencadis.engine import guarded_stage
 from trencadis.engine.engine import Engine
 from trencadis.engine.sequences import Claim, SequenceState, When
 from trencadis.engine.stage import Stage
+from trencadis.engine.step import Obstacle
 from trencadis.errors import BackendError, InvalidRequestError, PluginError, RanksLostError, RequestRefusedError
 from trencadis.faults import switched_off
 from trencadis.interfaces import Observer, StageDefinition
@@ -35,6 +36,8 @@ MOMENTS = (
     "wants_empty_plan",
     "drop",
     "idle",
+    "planning",
+    "hear",
 )
 """Moments at which a fault costs no request anything."""
 
@@ -97,6 +100,8 @@ def test_fault_is_reported_and_no_request_suffers(moment: str, caplog: pytest.Lo
     engine.add(request("bb"))
     if moment == "wants_empty_plan":
         assert not engine._scheduler.wants_step()
+    if moment == "hear":
+        engine._stages.hear[-1](Obstacle("something happened"))
     if moment == "drop":
         assert engine.abort("nobody") is None
     if moment == "idle":

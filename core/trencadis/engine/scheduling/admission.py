@@ -15,7 +15,6 @@ import numpy as np
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.sequences import Claim, Sequence, SequenceTable, SlotQueue, When
 from trencadis.engine.state import EngineState
-from trencadis.engine.step import StepNotes, Stop
 from trencadis.interfaces import SchedulerView
 from trencadis.interfaces.restorable import Restorable
 from trencadis.records import BoolArray, FloatArray, Int32Array
@@ -44,7 +43,6 @@ class Admission:
 
     Attributes:
         cached_order: The policy's order.
-        notes: Of the plan in the making; gets reasons.
         has_outcome: There was something to admit since :meth:`begin`.
         max_wait_s: The argument.
         lacks_blocks: Who was to be admitted alone last was not, for want of blocks and nothing else.
@@ -70,7 +68,6 @@ class Admission:
         self.num_cached_tokens = 0
         self.num_pending = 0
         self._held_back = HeldBack(state.table)
-        self.notes = StepNotes()
         self.has_outcome = False
         self._chunk = 0
         self._short = (0, 0)
@@ -96,7 +93,7 @@ class Admission:
         order = self._aged(view, order).copy()
         if first:
             order = np.concatenate([np.array(first, np.int32), order[~np.isin(order, first)]])
-        self.notes.rank(order)
+        self._state.tell("order", order)
         return order
 
     def lacks(self, slot: int) -> tuple[int, int]:
@@ -130,22 +127,24 @@ class Admission:
         self.has_outcome = True
         chunks: list[int] = []
         if not state.rows.num_free:
-            self.notes.stop = Stop("rows")
+            state.tell("stop", "rows")
             return np.empty(0, np.int32), np.empty(0, np.int32)
         order = self.order(view) if order is None else order
         if state.running.size:
-            order, self.notes.held_back = self._held_back.left_out(order)
-            self.num_pending += len(self.notes.held_back)
+            order, held_back = self._held_back.left_out(order)
+            if held_back.size:
+                self.num_pending += len(held_back)
+                state.tell("held back", held_back)
         for slot in map(int, order):
             if token_budget <= 0 or not state.rows.num_free:
-                self.notes.stop = Stop("tokens" if token_budget <= 0 else "rows", slot)
+                state.tell("stop", "tokens" if token_budget <= 0 else "rows", slot)
                 break
             outcome = self._try(state.table.sequence(slot), view, token_budget)
             while outcome is Outcome.FULL and not state.running.size and self.reclaim():
                 # Nothing runs that could free blocks: those that wait or load must not keep them all.
                 outcome = self._try(state.table.sequence(slot), view, token_budget)
             if outcome is Outcome.FULL:
-                self.notes.stop = Stop(self._lacking, slot, *self._short)
+                state.tell("stop", self._lacking, slot, *self._short)
                 break
             if outcome is Outcome.ADMITTED:
                 token_budget -= self._chunk
@@ -193,7 +192,7 @@ class Admission:
         state, table, slot = self._state, self._state.table, sequence.slot
         num_tokens = int(table.num_tokens[slot])
         if num_tokens > table.num_known_tokens[slot]:
-            self.notes.skip(slot, "its last token is still in flight")
+            state.tell("skip", slot, "its last token is still in flight")
             return Outcome.SKIPPED
         claim = sequence.claim
         held = claim.blocks if claim is not None else None
@@ -221,10 +220,10 @@ class Admission:
         )
         if not self._chunk:
             self._put_back(sequence, claim)
-            self.notes.skip(slot, "the policy gave its first part no tokens")
+            state.tell("skip", slot, "the policy gave its first part no tokens")
             return Outcome.SKIPPED
         if not self._take(sequence, claim, hit, num_new, num_computed):
-            self.notes.skip(slot, "its KV load could not be begun")
+            state.tell("skip", slot, "its KV load could not be begun")
             return Outcome.SKIPPED
         return Outcome.ADMITTED
 
@@ -296,7 +295,7 @@ class Admission:
             if claim.when is When.PENDING:
                 self.num_pending += 1
                 self._held_back.add(sequence.slot)
-                self.notes.skip(sequence.slot, claim.reason)
+                self._state.tell("skip", sequence.slot, claim.reason)
             return claim
         return None
 

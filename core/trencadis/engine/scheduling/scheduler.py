@@ -20,7 +20,6 @@ from trencadis.engine.scheduling.views import ViewMaker
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.speculation.drafting import Drafting
 from trencadis.engine.state import EngineState
-from trencadis.engine.step import StepNotes, Stop
 from trencadis.errors import InternalError
 from trencadis.interfaces import SchedulerView, TokenSplit
 from trencadis.interfaces.restorable import Restorable
@@ -53,7 +52,6 @@ class Scheduler(Restorable):
         preemptor: Lets running sequences give way to waiting ones.
         had_drafts: The newest plan had drafts, which may have got blocks in vain.
         next_step: Number of the next plan.
-        notes: What the newest plan decided.
         num_recomputed_tokens: Of the newest plan, those that were computed before a preemption.
         wants_step: Returns whether a plan without any sequence is useful all the same.
     """
@@ -80,7 +78,6 @@ class Scheduler(Restorable):
         self._blocks = state.blocks  # from which decodes get theirs
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
         self.preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
-        self.notes = StepNotes()
         self.wants_step: Callable[[], bool] = lambda: False
         self.next_step = 0
         self._preempted: list[int] = []
@@ -123,14 +120,13 @@ class Scheduler(Restorable):
         state, table = self._state, self._state.table
         self._preempted = []
         self.num_recomputed_tokens = 0
-        notes = self.notes = self.admission.notes = StepNotes()
         if self.admission.has_outcome:
             self.admission.begin()
         if self.had_drafts:
             self._take_back()
         view, order = self.views.view(), None
-        # The view itself would keep its arrays alive.
-        notes.now_s, notes.num_waiting, notes.num_free_blocks = view.now_s, len(view.waiting), view.num_free_blocks
+        if state.planning:
+            state.tell("begin", view, self.next_step)
         if alone is not None:
             return self._plan_alone(alone)
         if view.waiting.size and self._policy.preempts:
@@ -156,7 +152,8 @@ class Scheduler(Restorable):
         ends = computed + 1
         all_decode = ends.tobytes() == num_tokens.tobytes()
         decodes = active if all_decode else active[ends == num_tokens]
-        notes.split, notes.active, notes.decodes = split, active, decodes
+        if state.planning:
+            state.tell("split", split, active, decodes)
         is_settled = not state.waiting.slots.size or (order is None and not state.rows.num_free)
         if all_decode and active is state.running and drafts is None and is_settled:
             plan = self._plan_decodes(view, split, places, computed, ends)
@@ -170,7 +167,7 @@ class Scheduler(Restorable):
         if not all_decode and left > 0:
             self._continue_prefills(view, active[~is_decode], left, slots, counts)
             left -= sum(int(c.sum()) for c in counts[1:])
-        notes.num_left = left
+        state.tell("left", left)
         if len(self._preempted) == num_gave_way and left > 0 and state.waiting.slots.size:
             admitted, chunks = self.admission.admit(self.views.view(), token_budget=left, order=order)
             slots.append(admitted)
@@ -209,9 +206,11 @@ class Scheduler(Restorable):
             if number > state.blocks.num_available:  # so many may be missing
                 return None
             self._allocate(view, state.running, self._ones[:number])
-        self.notes.num_left = min(self._budget - number, split.prefill)
-        if state.waiting.slots.size and self.notes.num_left > 0:
-            self.notes.stop = Stop("rows")
+        if state.planning:
+            left = min(self._budget - number, split.prefill)
+            state.tell("left", left)
+            if state.waiting.slots.size and left > 0:
+                state.tell("stop", "rows")
         self.had_drafts = False
         table.num_computed_tokens[places] = ends
         table.num_tokens[places] = ends + 1
@@ -227,7 +226,6 @@ class Scheduler(Restorable):
             preempted=_EMPTY,
             num_tokens=number,
         )
-        self._note(plan.slots, plan.starts, plan.num_scheduled)
         self.next_step += 1
         return plan
 
@@ -310,7 +308,7 @@ class Scheduler(Restorable):
         if often.any() and not often.all():
             candidates = candidates[~often]
         victim = self._policy.victim(view, candidates=read_only(candidates))
-        self.notes.preempt(victim, num_needed=num_needed, num_free=self._blocks.num_available)
+        state.tell("preempt", victim, -1, num_needed, self._blocks.num_available)
         state.preempt(table.sequence(victim))
         self._preempted.append(victim)
         return True
@@ -344,7 +342,7 @@ class Scheduler(Restorable):
     def _plan_alone(self, slot: int) -> Plan | None:
         """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
         state, table = self._state, self._state.table
-        self.notes.alone = slot
+        state.tell("alone", slot)
         if table.sequence(slot).state is SequenceState.ASIDE:
             return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its stage has not resumed it yet
         if table.row[slot] < 0:
@@ -373,7 +371,6 @@ class Scheduler(Restorable):
         """Count the scheduled tokens as computed and wrap everything up."""
         table = self._state.table
         if not slots.size and not self._preempted and not self.wants_step():
-            self._note(slots, slots, counts)
             return None
         starts = table.num_computed_tokens[slots]
         ends = starts + counts
@@ -401,19 +398,8 @@ class Scheduler(Restorable):
             admitted=np.array(self.admission.admitted, np.int32),
             preempted=np.array(self._preempted, np.int32),
         )
-        self._note(slots, plan.starts, counts)
         self.next_step += 1
         return plan
-
-    def _note(self, slots: Int32Array, starts: Int32Array, counts: Int32Array) -> None:
-        """Keep what was decided, and why. At most 2 µs."""
-        notes, state = self.notes, self._state
-        notes.step, notes.policy = self.next_step, self._policy.name
-        notes.slots, notes.starts, notes.counts = slots, starts, counts
-        notes.running, notes.admitted = state.running, self.admission.admitted
-        if state.aside:
-            notes.aside = {slot: aside.reason for slot, aside in state.aside.items()}
-        notes.is_idle = not (slots.size or state.slot_of or self.failed)
 
     def _drafts_of(
         self, slots: Int32Array, counts: Int32Array, drafts: Drafts, draft_slots: Int32Array
@@ -486,7 +472,7 @@ class Preemptor(Restorable):
                 continue
             victims = self._chosen(view, slot)
             for victim in victims:
-                self._admission.notes.preempt(victim, for_slot=slot)
+                state.tell("preempt", victim, slot)
                 state.preempt(table.sequence(victim))
             if victims:
                 self._made_for.setdefault(slot, int(table.epoch[slot]))
