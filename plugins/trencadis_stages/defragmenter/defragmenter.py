@@ -198,7 +198,7 @@ class Defragmenter:
             pair = sources[first : first + most], targets[first : first + most]
             # Both ways: a target may hold cached content, and what was there before must not be lost.
             self._copy_blocks(np.concatenate(pair), np.concatenate(pair[::-1]))
-        self._blocks.swap(sources, targets)
+        self._blocks.exchange(sources, targets)
         renamed = np.arange(state.blocks.num_blocks, dtype=np.int32)
         renamed[sources] = targets
         for slot in plan.slots.tolist():

@@ -111,9 +111,9 @@ class PartitionedBlocks(BlockManager):
         """Forget every hash and free every cached block; returns how many were freed."""
         return sum(part.reset_cache() for part in self._parts)
 
-    def swap(self, sources: Int32Array, targets: Int32Array) -> None:
+    def exchange(self, sources: Int32Array, targets: Int32Array) -> None:
         """Rename used blocks of one partition."""
-        self._of(sources).swap(sources, targets)
+        self._of(sources).exchange(sources, targets)
 
     def inspect(self) -> BlockSnapshot:
         """Return a copy of what is kept here; the free blocks of each partition follow each other."""

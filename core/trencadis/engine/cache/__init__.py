@@ -1,1 +1,1 @@
-"""The KV cache: blocks, their hashes, its size, compaction and swap to host memory."""
+"""The KV cache: blocks, their hashes, and its size."""

@@ -34,7 +34,7 @@ class BlockSnapshot:
 
     Attributes:
         num_blocks: All blocks; their ids are 0 to ``num_blocks - 1``.
-        num_used: Blocks that sequences or transfers hold.
+        num_used: Blocks that sequences or stages hold.
         num_cached: Unreferenced blocks that are kept for reuse.
         num_free: Unreferenced blocks without content.
         free: Ids of the free blocks; the last is allocated first.
@@ -105,7 +105,7 @@ class BlockManager:
 
     @property
     def num_used(self) -> int:
-        """Blocks that sequences or transfers hold."""
+        """Blocks that sequences or stages hold."""
         return self.num_blocks - self.num_available
 
     def allocate(self, num_blocks: int) -> Int32Array:
@@ -165,7 +165,7 @@ class BlockManager:
         self.ref_counts[np.asarray(blocks, np.int32)] += 1
 
     def share(self, blocks: Int32Array) -> None:
-        """Reference used blocks once more, for a transfer that may outlast the sequence they are of."""
+        """Reference used blocks once more, for a holder that may outlast their sequence."""
         if (journal := self.journal) is not None:
             journal(("share", len(blocks), (blocks.copy(),)))
         self.ref_counts[blocks] += 1
@@ -250,8 +250,8 @@ class BlockManager:
         self._push(np.array(cached, np.int32))
         return len(cached)
 
-    def swap(self, sources: Int32Array, targets: Int32Array) -> None:
-        """Rename used blocks: what is known of each source is now known of its target, and the other way round.
+    def exchange(self, sources: Int32Array, targets: Int32Array) -> None:
+        """Exchange the ids of blocks: what is known of each source is now known of its target, and the other way round.
 
         Args:
             sources: Used blocks, int32 ``[n]``, none twice.
@@ -261,7 +261,7 @@ class BlockManager:
         if counts[targets].any() or not counts[sources].all():
             raise InternalError(f"blocks {sources.tolist()} cannot take the places of {targets.tolist()}")
         if (journal := self.journal) is not None:
-            journal(("swap", len(sources), (sources.copy(), targets.copy())))
+            journal(("exchange", len(sources), (sources.copy(), targets.copy())))
         counts[targets], counts[sources] = counts[sources], 0
         to = dict(zip(targets.tolist(), sources.tolist(), strict=True))
         pushed = np.arange(len(self.ref_counts), dtype=np.int32)
@@ -269,10 +269,10 @@ class BlockManager:
         self._stack[: self.num_free] = pushed[self._stack[: self.num_free]]
         moved = [block for block in to if block in self._cached]
         for target, source in to.items():
-            self._swap_hashes(source, target)
+            self._exchange_hashes(source, target)
         self._cached.difference_update(moved)
         self._cached.update(to[block] for block in moved)
-        self.eviction.swap(to.items())
+        self.eviction.exchange(to.items())
 
     @property
     def parts(self) -> Sequence[BlockManager]:
@@ -316,7 +316,7 @@ class BlockManager:
             previous=dict(self._previous),
         )
 
-    def _swap_hashes(self, source: int, target: int) -> None:
+    def _exchange_hashes(self, source: int, target: int) -> None:
         for by_block in (self._hash_of, self._depth_of):
             values = {b: by_block.pop(a) for a, b in ((source, target), (target, source)) if a in by_block}
             by_block.update(values)  # type: ignore[arg-type]

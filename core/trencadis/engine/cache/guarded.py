@@ -79,7 +79,7 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         made._is_uninformed = self._is_uninformed
         return made
 
-    def swap(self, pairs: Iterable[tuple[int, int]]) -> None:
+    def exchange(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Exchange the contents of two blocks in each pair, without the policy's knowledge."""
         ids = dict(self._id_of)
         for one, other in pairs:

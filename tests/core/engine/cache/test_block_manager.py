@@ -112,9 +112,9 @@ def test_a_block_that_is_free_cannot_be_swapped_nor_one_in_use_be_a_target() -> 
     blocks = manager()
     held = blocks.allocate(2)
     with pytest.raises(InternalError):
-        blocks.swap(held[:1], held[1:])
+        blocks.exchange(held[:1], held[1:])
     with pytest.raises(InternalError):
-        blocks.swap(np.array([3], np.int32), np.array([2], np.int32))
+        blocks.exchange(np.array([3], np.int32), np.array([2], np.int32))
 
 
 class Diary(OldestFirst):
@@ -279,7 +279,7 @@ def test_policy_is_told_of_candidates_only_and_of_each_once(seed: int) -> None:
             used = np.flatnonzero(blocks.ref_counts)[:2].astype(np.int32)
             idle = np.flatnonzero(blocks.ref_counts == 0)[: len(used)].astype(np.int32)
             sources = used[: len(idle)].tolist()
-            blocks.swap(used[: len(idle)], idle)
+            blocks.exchange(used[: len(idle)], idle)
             to = dict(zip(sources, idle.tolist(), strict=True))
             held = [[to.get(block, block) for block in taken] for taken in held]
         elif kind == "reset":
@@ -295,8 +295,8 @@ def test_swap_leaves_the_order_of_eviction_as_it_was() -> None:
     held = run(blocks, chain("held"))
     for block in ages:
         blocks.release(np.array([block]), now_s=0.0)
-    blocks.swap(np.array(held), np.array(ages[:1]))
-    blocks.swap(np.array(ages[:1]), np.array(ages[1:2]))
+    blocks.exchange(np.array(held), np.array(ages[:1]))
+    blocks.exchange(np.array(ages[:1]), np.array(ages[1:2]))
     lost = []
     for _ in range(3):
         blocks._evict(1)
@@ -336,7 +336,7 @@ def test_swaps_carry_contents_hashes_and_counts_along(moves: list[tuple[str, int
             others = np.setdiff1d(np.arange(size, dtype=np.int32), used)
             count = min(len(used), len(others), 1 + pick % 3)
             sources, targets = used[:count], others[:count]
-            blocks.swap(sources, targets)
+            blocks.exchange(sources, targets)
             to = dict(zip(sources.tolist(), targets.tolist(), strict=True))
             for source, target in to.items():
                 content[source], content[target] = content[target], content[source]

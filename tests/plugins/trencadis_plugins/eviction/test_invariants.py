@@ -77,7 +77,7 @@ class House:
         others = sorted(set(range(NUM_BLOCKS)) - set(used))
         pairs = dict(zip(used[: 1 + pick % 3], others, strict=False))
         if pairs:
-            self.blocks.swap(np.array(list(pairs), np.int32), np.array(list(pairs.values()), np.int32))
+            self.blocks.exchange(np.array(list(pairs), np.int32), np.array(list(pairs.values()), np.int32))
             self.running = [[pairs.get(block, block) for block in held] for held in self.running]
 
     def check(self) -> None:

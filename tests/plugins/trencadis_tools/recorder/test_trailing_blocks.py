@@ -107,7 +107,7 @@ def change_at_random(blocks, draws, held, now_s):
         counts = blocks.ref_counts
         source, idle = held[-1][:1].copy(), np.flatnonzero(counts == 0)[:1].astype(np.int32)
         if len(idle):
-            blocks.swap(source, idle)
+            blocks.exchange(source, idle)
             for own in held:
                 own[own == source[0]] = idle[0]
     elif what > 0.985:
