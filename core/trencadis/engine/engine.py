@@ -122,7 +122,7 @@ class Engine:
         self._on_close = on_close
         self._closed = False
         self._faults = FaultLog(logging.getLogger("trencadis.engine"))
-        self._outputs = OutputCheck(vocab_size=self.model.vocab_size, label=accounting.label)
+        self._outputs = OutputCheck(vocab_size=self.model.vocab_size, label=accounting.label, stages=stages)
         self._recovery = Recovery(state)
         self._in_flight = StepsInFlight(self._outputs, stages)
         self._endings = Endings(state, scheduler, stages, self._recovery, accounting, self._in_flight)
@@ -275,7 +275,7 @@ class Engine:
         return self._endings.end(request_id, FinishReason.MOVED)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called, from any thread, when a sequence can run or the KV connector brings work between two steps."""
+        """Have ``wake`` called, from any thread, when a sequence can run or a stage has work between two steps."""
         self.wake = wake
 
     @property

@@ -463,6 +463,11 @@ class Stage:
     def received(self, step: SubmittedStep, output: StepOutput) -> None:
         """Called with the output of each step, before its tokens are committed, or dropped because an older step failed."""
 
+    @law(of_type(str), otherwise="")
+    def fault_in(self, output: StepOutput) -> str:
+        """Return what is wrong with what this stage reads of an output, after "the output of step 3", or an empty string; the step fails."""
+        return ""
+
     @law(_DELTAS)
     def after_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
         """Return the new tokens of all sequences; called at the end of each step, before they are counted.
@@ -590,7 +595,7 @@ MOMENTS: Final = (
 )
 """The moments of a step, in the order in which a request passes them."""
 
-_CALLED = (*MOMENTS[1:], "wants_empty_plan", "idle", "drop", "planning", "hear", "dump")
+_CALLED = (*MOMENTS[1:], "wants_empty_plan", "idle", "drop", "fault_in", "planning", "hear", "dump")
 _IN_STEPS = frozenset({"before_step", "after_plan", "after_build", "received", "after_step", "wants_step"})
 
 
@@ -611,6 +616,7 @@ class Stages:
         wants_empty_plan: The question of that name.
         idle: The same.
         drop: What forgets requests of other kinds.
+        fault_in: What checks outputs.
         planning: Facts of a plan in the making.
         hear: What hears notices.
         dump: What writes files of the last steps.
@@ -632,6 +638,7 @@ class Stages:
     wants_empty_plan: tuple[Callable[[], bool], ...]
     idle: tuple[Callable[[], float | None], ...]
     drop: tuple[Callable[[str], bool], ...]
+    fault_in: tuple[Callable[[StepOutput], str], ...]
     planning: tuple[Callable[[str, tuple[Any, ...]], None], ...]
     hear: tuple[Callable[[Obstacle | SchedulingChanged], None], ...]
     dump: tuple[Callable[[str, str], Path | None], ...]

@@ -18,7 +18,7 @@ from trencadis.engine.sequences import Claim, Leaving, Sequence, SequenceState, 
 from trencadis.engine.stage import EngineParts, Made, Makings, Stage
 from trencadis.engine.step import SubmittedStep
 from trencadis.errors import BackendError, CapabilityError, RanksLostError
-from trencadis.faults import CallMeter
+from trencadis.faults import CallMeter, shown
 from trencadis.interfaces import (
     AllocationPlan,
     ConnectorPair,
@@ -29,7 +29,7 @@ from trencadis.interfaces import (
     SupportsRemotePrefill,
     SupportsRemoteWorkers,
 )
-from trencadis.records import Batch, Int32Array, Plan, Request, StepOutput, TokenDeltas
+from trencadis.records import Batch, ConnectorReport, Int32Array, Plan, Request, StepOutput, TokenDeltas
 from trencadis_stages.transfer.first_tokens import FirstTokens
 from trencadis_stages.transfer.guarded_connector import GuardedConnector, GuardedWorker
 from trencadis_stages.transfer.remote_prefills import RemotePrefills
@@ -227,6 +227,13 @@ class Transfer(Stage):
         """Send the scheduler side's message with the batch."""
         message = self.transfers.take_message()
         return attrs.evolve(batch, connector_message=message) if message else None
+
+    def fault_in(self, output: StepOutput) -> str:
+        """Return what is wrong with the reports of the worker sides, or an empty string."""
+        reports = output.connector_reports
+        if isinstance(reports, Mapping) and all(isinstance(one, ConnectorReport) for one in reports.values()):
+            return ""
+        return f"has connector_reports = {shown(reports)}, which must give a ConnectorReport by rank"
 
     def received(self, step: SubmittedStep, output: StepOutput) -> None:
         """Apply the reports of the worker sides, and discard sequences whose layers did not come."""

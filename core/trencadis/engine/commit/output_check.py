@@ -7,16 +7,16 @@ would be committed, cached and served otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from trencadis.engine.sampling.logprobs import are_whole, wrong_logprobs
+from trencadis.engine.stage import Stages
 from trencadis.engine.step import SubmittedStep
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import as_words, reraise_interrupt, shown
 from trencadis.interfaces import PendingStep
-from trencadis.records import ConnectorReport, Plan, RowError, StepOutput, TokenLogprobs
+from trencadis.records import Plan, RowError, StepOutput, TokenLogprobs
 
 __all__ = ["FailedStep", "OutputCheck"]
 
@@ -45,11 +45,13 @@ class OutputCheck:
     Args:
         vocab_size: Tokens that the model knows.
         label: Names executor and backend in messages.
+        stages: They check what they read of an output.
     """
 
-    def __init__(self, *, vocab_size: int, label: str = "the executor") -> None:
+    def __init__(self, *, vocab_size: int, label: str = "the executor", stages: Stages | None = None) -> None:
         self._vocab_size = vocab_size
         self._label = label
+        self._stages = stages or Stages()
         self._newest: StepOutput | None = None
 
     def output_of(self, step: SubmittedStep) -> StepOutput:
@@ -62,6 +64,8 @@ class OutputCheck:
         try:
             output = step.pending.wait()
             fault = "" if self._is_plain(plan, output) else self._fault(plan, output)
+            for fault_in in self._stages.fault_in:
+                fault = fault or fault_in(output)
         except StepFailedError:
             raise
         except BaseException as error:  # an executor may hand on what a backend raised in a thread of its own
@@ -86,7 +90,7 @@ class OutputCheck:
         samples = plan.samples.tobytes()
         if not (counts.ndim == tokens.ndim == 1 and 0 < len(tokens) == samples.count(1)) or plan.drafts is not None:
             return False
-        if output.row_errors or output.logprobs or output.prompt_logprobs or output.connector_reports:
+        if output.row_errors or output.logprobs or output.prompt_logprobs:
             return False
         # Compared as bytes: equal arrays of one type, at a tenth of the price of comparing short arrays element by element.
         if counts.tobytes() != plan.samples.astype(_INT32).tobytes():
@@ -100,7 +104,6 @@ class OutputCheck:
             and numbers
             and output.num_padded_tokens >= 0
             and output.num_compilations >= 0
-            and type(output.connector_reports) is dict
         )
 
     def _fault(self, plan: Plan, output: StepOutput) -> str:
@@ -157,9 +160,6 @@ class OutputCheck:
             number = getattr(output, name)
             if not isinstance(number, int) or number < 0:
                 return f"has {name} = {shown(number)}, which must be a whole number from 0 on"
-        reports = output.connector_reports
-        if not isinstance(reports, Mapping) or not all(isinstance(one, ConnectorReport) for one in reports.values()):
-            return f"has connector_reports = {shown(reports)}, which must give a ConnectorReport by rank"
         return ""
 
     def _wrong_logprobs(self, plan: Plan, output: StepOutput) -> str:

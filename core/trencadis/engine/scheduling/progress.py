@@ -49,7 +49,7 @@ class Progress:
             is_excused: The engine is paused, or sequences ended.
         """
         state = self._state
-        if any(step.plan.num_tokens for step in self._in_flight):  # one with a KV connector's message alone has none
+        if any(step.plan.num_tokens for step in self._in_flight):  # one with orders of a stage alone has none
             self.num_idle_steps = 0
             return
         could_run = state.running.size or self._could_admit()
@@ -64,7 +64,7 @@ class Progress:
             self._give_up(error)
 
     def _could_admit(self) -> bool:
-        """Whether the first waiting sequence could run: no block is in use, or those pinned for transfers leave room for all that wait."""
+        """Whether the first waiting sequence could run: no block is in use, or those that stages hold leave room for all that wait."""
         state, admission = self._state, self._admission
         if not len(state.waiting) or admission.num_pending or any(not one.is_queued for one in state.aside.values()):
             return False

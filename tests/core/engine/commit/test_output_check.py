@@ -12,7 +12,7 @@ from support.strategies.guesses import right
 from trencadis.engine.engine import Engine
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishedSequence, FinishReason, Request, RowError, SamplingParams, StepOutput
-from trencadis_testing.doubles import ScriptedSpeculator
+from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -23,7 +23,7 @@ NUM_TOKENS = 12
 
 def engine_of(executor: FakeExecutor, *, overlap: bool) -> Engine:
     executor._given = FakeBackend(eos=-1, max_model_len=256)
-    engine = make_engine(executor=executor, async_scheduling=overlap)
+    engine = make_engine(executor=executor, async_scheduling=overlap, connector=LoopConnector().pair())
     for name, prompt in PROMPTS.items():
         add(engine, name, prompt)
     return engine
