@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from trencadis.engine.cache.hashing import BlockHasher
     from trencadis.engine.engine import Engine
     from trencadis.engine.guard import Guarded
-    from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
     from trencadis.engine.request_check import check_request
     from trencadis.engine.stage import AnyEngine
     from trencadis.failure_costs import FailureCosts
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
         resolve_plan,
     )
     from trencadis.registry.building import Builder, Meters
+    from trencadis.registry.layout_support import RANKS, check_layout, unserved_layout
     from trencadis.registry.listing import rows_of
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
@@ -100,7 +100,7 @@ _HOMES = {
     "LEDGER": "startup",
     "NOTHING_CHOSEN": "registry.plan",
     "NO_OUTPUTS": "client.engine_client",
-    "RANKS": "engine.layout_support",
+    "RANKS": "registry.layout_support",
     "Abort": "client.dispatcher",
     "ActivityReading": "activity",
     "ActivityView": "activity",
@@ -147,7 +147,7 @@ _HOMES = {
     "Tokenizer": "text",
     "build_engine": "engine.build",
     "chat_template_of": "text",
-    "check_layout": "engine.layout_support",
+    "check_layout": "registry.layout_support",
     "check_model": "client.factory",
     "check_model_path": "text",
     "check_request": "engine.request_check",
@@ -186,7 +186,7 @@ _HOMES = {
     "start_in_words": "startup",
     "step_outputs": "client.engine_client",
     "track": "console",
-    "unserved_layout": "engine.layout_support",
+    "unserved_layout": "registry.layout_support",
     "value_error": "config.messages",
     "vocabulary_of": "text",
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from docs_pages.markdown import heading_note, table
-from trencadis.engine.layout_support import FEATURES, LAYOUTS, Layout
 from trencadis.records import LayoutFeature
 from trencadis.registry import Registry
+from trencadis.registry.layout_support import FEATURES, LAYOUTS, Layout
 from trencadis_gaudi.parallel.support import FEATURES as OF_GAUDI
 from trencadis_torch.parallel.support import FEATURES as OF_TORCH
 
@@ -25,7 +25,7 @@ _ALSO = {
 
 _HEAD = f"""# Features and layouts
 
-{heading_note("trencadis.engine.layout_support, trencadis_stages, trencadis_torch.parallel.support and trencadis_gaudi.parallel.support")}
+{heading_note("trencadis.registry.layout_support, trencadis_stages, trencadis_torch.parallel.support and trencadis_gaudi.parallel.support")}
 
 A layout says how a model is divided over devices: table `[parallel]`, see [Divide a model over ranks](do/parallel.md) and [Serve with replicas](do/replicas.md).
 Whatever does not go together is refused when the engine starts, with this page's reason.

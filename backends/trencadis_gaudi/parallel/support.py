@@ -1,6 +1,6 @@
 """Settings of the backend that work with ranks that divide a model, for joining ranks and for the documentation.
 
-Settings of the core are in ``trencadis.engine.layout_support``. Pipeline stages are refused by the backend's component, which does
+Settings of the core are in ``trencadis.registry.layout_support``. Pipeline stages are refused by the backend's component, which does
 not provide ``backend.pipeline``.
 """
 

@@ -1,6 +1,6 @@
 """Which settings of the backend work where ranks divide a model: read when a backend joins others, and by the documentation.
 
-What the core has settings for stands in ``trencadis.engine.layout_support``.
+What the core has settings for stands in ``trencadis.registry.layout_support``.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from trencadis.config import Config, ResolvedConfig
 from trencadis.config.explain import Row, as_json, explain
 from trencadis.config.reference import flag_names, reference_page
 from trencadis.console import print_table
-from trencadis.engine.layout_support import check_layout
 from trencadis.errors import UnknownKeyError, did_you_mean
 from trencadis.registry import Registry, resolve_plan
+from trencadis.registry.layout_support import check_layout
 
 __all__ = ["add_arguments", "run"]
 

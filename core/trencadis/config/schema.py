@@ -23,6 +23,7 @@ __all__ = [
     "EXECUTOR_OF_RANKS",
     "FOR_REPLICAS",
     "HERE",
+    "STAGE_OF_SETTING",
     "BucketingConfig",
     "BudgetConfig",
     "CacheConfig",
@@ -62,6 +63,14 @@ EXECUTOR_OF_RANKS = "processes"
 BUCKETING_BY_LAYOUT: Mapping[str, str] = {"ragged": "exact", "padded": "exponential", "unified": "unified"}
 """What ``[bucketing] name = "auto"`` becomes, by the backend's batch layout: padding is paid only where graphs pay it back."""
 
+
+STAGE_OF_SETTING: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "engine.preemption": ("swap", ("recompute",)),
+    "kv_connector.name": ("transfer", ("", "none")),
+    "parallel.attention": ("partitions", ("tensor",)),
+    "parallel.pipeline": ("pipeline", (1,)),
+}
+"""Stage without which a setting would be left out silently, by setting, with the values for which none is needed."""
 
 DEFAULT_TENANT = "default"
 """The entry of every tenant that has none of its own."""

@@ -26,7 +26,6 @@ from trencadis.engine.guarded_stage import guarded
 from trencadis.engine.inspect.accounting import Accounting
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.off import off_metrics, off_table
-from trencadis.engine.layout_support import check_layout
 from trencadis.engine.parts import CommonParts, Parts, make_bare_parts, make_kinds, make_parts, make_stages
 from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.sampling.requests import make_sampler
@@ -50,6 +49,7 @@ from trencadis.records import (
 )
 from trencadis.registry import Registry, resolve_plan
 from trencadis.registry.building import Builder, Meters, budget_of
+from trencadis.registry.layout_support import check_layout
 from trencadis.startup import LEDGER, end_start, is_own_process, rare_collections, release_freed
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
 

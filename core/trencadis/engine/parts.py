@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -19,7 +18,7 @@ from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.speculation.components import make_speculation
 from trencadis.engine.speculation.drafting import Speculation
 from trencadis.engine.stage import EngineKinds, Made, Makings, Stage
-from trencadis.errors import ConfigValueError, ContractError, PluginError
+from trencadis.errors import ConfigValueError, ContractError
 from trencadis.faults import shown
 from trencadis.interfaces import (
     BucketingStrategy,
@@ -32,11 +31,9 @@ from trencadis.interfaces import (
 from trencadis.records import BucketLimits, ModelFacts, ParallelLayout, RowStart, SamplingParams
 from trencadis.registry.building import Builder, Meters
 from trencadis.registry.provenance import OUR_DISTRIBUTION
-from trencadis.registry.stages import RegisteredStage
+from trencadis.registry.stages import RegisteredStage, required_stages
 
 __all__ = ["CommonParts", "Parts", "make_bare_parts", "make_kinds", "make_parts", "make_stages"]
-
-logger = logging.getLogger("trencadis.engine")
 
 
 @attrs.frozen(kw_only=True)
@@ -154,7 +151,7 @@ def _common(builder: Builder, executor: Executor, model: ModelFacts) -> dict[str
         "kept_observers": frozenset(
             str(one.component) for one in observers if one.component.provenance.distribution == OUR_DISTRIBUTION
         ),
-        "stages": _stages(builder),
+        "stages": required_stages(builder.config, builder.registry.stages),
         "plan_hash": builder.plan.plan_hash,
         "on_close": builder.registry.hooks.closing,
     }
@@ -184,35 +181,6 @@ def _made(builder: Builder, noun: str) -> Made:
 def _made_in_rank(builder: Builder, noun: str) -> tuple[Made, Meters]:
     """Make it again in the process of a rank, where a builder of the same configuration is passed."""
     return _made(builder, noun), builder.meters()
-
-
-def _stages(builder: Builder) -> tuple[RegisteredStage, ...]:
-    """Return the stages of all plugins, in order.
-
-    Raises:
-        PluginError: A built-in one is not among them that the configuration asks for: it would be left out silently.
-    """
-    config, stages = builder.config, builder.registry.stages
-    needed = {
-        "partitions": config.parallel.attention == "data",
-        "pipeline": config.parallel.pipeline > 1,
-        "swap": config.engine.preemption == "swap",
-        "transfer": "kv_connector" in builder.plan.choices,
-    }
-    is_blocked = any(name.rpartition(":")[2] == "stages" for name in config.plugins.blocked)
-    names = {one.definition.name for one in stages}
-    missing = {name for name, is_needed in needed.items() if is_needed} - names
-    if is_blocked or missing:
-        raise PluginError(
-            f"the built-in stages are missing{': ' if missing else ''}{', '.join(sorted(missing))}: an engine would leave out what the "
-            "configuration asks for.",
-            hint='Take the plugin "stages" out of [plugins] blocked, or install trencadis again.',
-        )
-    if config.flight_recorder.num_steps and "flight_recorder" not in names:
-        logger.warning(
-            'No step is recorded: the plugin "tools" is not loaded. Load it, or set flight_recorder.num_steps to 0.'
-        )
-    return stages
 
 
 def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Meters) -> tuple[Stage, ...]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import graphlib
+import logging
 from collections.abc import Mapping
+from operator import attrgetter
 
 import attrs
 
-from trencadis.errors import ContractError
+from trencadis.config.schema import STAGE_OF_SETTING, Config
+from trencadis.errors import ContractError, PluginError
 from trencadis.faults import shown
 from trencadis.interfaces.stage_definition import StageDefinition
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
 
-__all__ = ["RegisteredStage", "in_order", "stages_of"]
+__all__ = ["RegisteredStage", "in_order", "required_stages", "stages_of"]
+
+logger = logging.getLogger("trencadis.registry")
 
 _HOOK = "trencadis_stages"
 
@@ -79,3 +84,29 @@ def in_order(stages: Mapping[str, RegisteredStage]) -> tuple[RegisteredStage, ..
         order += ready
         sorter.done(*ready)
     return tuple(stages[name] for name in order)
+
+
+def required_stages(config: Config, stages: tuple[RegisteredStage, ...]) -> tuple[RegisteredStage, ...]:
+    """Return stages if those are among them that the configuration asks for; warn if no step can be recorded.
+
+    Raises:
+        PluginError: A built-in one is missing: it would be left out silently.
+    """
+    names = {one.definition.name for one in stages}
+    missing = {
+        name
+        for setting, (name, idle) in STAGE_OF_SETTING.items()
+        if name not in names and attrgetter(setting)(config) not in idle
+    }
+    is_blocked = any(name.rpartition(":")[2] == "stages" for name in config.plugins.blocked)
+    if is_blocked or missing:
+        raise PluginError(
+            f"the built-in stages are missing{': ' if missing else ''}{', '.join(sorted(missing))}: an engine would leave out what the "
+            "configuration asks for.",
+            hint='Take the plugin "stages" out of [plugins] blocked, or install trencadis again.',
+        )
+    if config.flight_recorder.num_steps and "flight_recorder" not in names:
+        logger.warning(
+            'No step is recorded: the plugin "tools" is not loaded. Load it, or set flight_recorder.num_steps to 0.'
+        )
+    return stages

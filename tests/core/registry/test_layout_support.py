@@ -9,9 +9,9 @@ import attrs
 import pytest
 
 from trencadis.config import Config
-from trencadis.engine.layout_support import FEATURES, LAYOUTS, check_layout, unserved_layout
 from trencadis.errors import CapabilityError, ConfigValueError
 from trencadis.registry import ResolvedPlan, load_with_plugins, resolve_plan
+from trencadis.registry.layout_support import FEATURES, LAYOUTS, check_layout, unserved_layout
 
 PROCESSES = {"executor.name": "processes"}
 
