@@ -196,7 +196,8 @@ class Decisions(Stage):
             plan = step.plan
             notes.slots, notes.starts, notes.counts = plan.slots, plan.starts, plan.num_scheduled
             notes.admitted = plan.admitted
-        elif not state.slot_of and not any(one.finish_reason is FinishReason.ERROR for one in self._ended_outside):
+        failed = any(one.finish_reason is FinishReason.ERROR for one in self._ended_outside)
+        if not (notes.slots.size or state.slot_of or failed):
             return  # it only asks what became of a transfer
         notes.number, notes.now_s, notes.policy = self._next, state.clock.held_s, self._policy.name
         notes.running = state.running
