@@ -157,7 +157,7 @@ def make_engine(
     from trencadis.engine.build import compose_engine
     from trencadis.engine.parts import Parts
     from trencadis.engine.speculation.drafting import Speculation
-    from trencadis.engine.stage import Made
+    from trencadis.engine.stage import Made, SamplingRules
 
     backend = backend or FakeBackend(max_model_len=num_blocks * block_size)
     executor = executor or FakeExecutor()
@@ -202,10 +202,9 @@ def make_engine(
         speculation=speculation,
         made={} if connector is None else {"kv_connector": Made(label="the KV connector", component=connector)},
         stages=_with_further(_installed_stages(), stages, contains_faults=contains_faults),
-        sampling_fingerprint=sampling_fingerprint,
-        can_start_with=can_start_with,
-        prepare=prepare,
-        is_portable=is_portable,
+        sampling=SamplingRules(
+            fingerprint=sampling_fingerprint, can_start_with=can_start_with, prepare=prepare, is_portable=is_portable
+        ),
         shared_prefixes=tuple(tuple(prefix) for prefix in shared_prefixes),
     )
     return compose_engine(config, parts, clock=clock or SimulatedClock())

@@ -26,7 +26,15 @@ from trencadis.engine.guarded_stage import guarded
 from trencadis.engine.inspect.accounting import Accounting
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.off import off_metrics, off_table
-from trencadis.engine.parts import CommonParts, Parts, make_bare_parts, make_kinds, make_parts, make_stages
+from trencadis.engine.parts import (
+    CommonParts,
+    Parts,
+    as_stages_leave,
+    make_bare_parts,
+    make_kinds,
+    make_parts,
+    make_stages,
+)
 from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
@@ -250,7 +258,7 @@ def compose_engine(
         scheduler=scheduler,
         batches=BatchBuilder(state, passes, warmed),
         executor=executor,
-        validator=RequestValidator(state, policy, parts.model, parts.check_params, parts.is_portable),
+        validator=RequestValidator(state, policy, parts.model, parts.sampling),
         stages=Stages(stages, guard=guarded),
         accounting=Accounting(state, _watched(config, parts, clock), label=parts.device_label),
         depth=kinds.depth,
@@ -340,9 +348,7 @@ def _allocation(config: Config, limits: BucketLimits, parts: Parts, stages: Sequ
         acceptance=parts.speculation.acceptance if parts.speculation else None,
         layer_wait_s=config.cache.layer_wait_s,
     )
-    for stage in stages:
-        plan = stage.allocate(plan)
-    return plan
+    return as_stages_leave(stages, "allocate", plan)
 
 
 def _policy(parts: Parts, kinds: EngineKinds, state: EngineState, meters: Meters) -> GuardedScheduling:

@@ -270,7 +270,7 @@ class Engine:
             return None
         sequence = self._state.table.sequence(slot)
         has_output = self._state.table.num_known_tokens[slot] > self._state.table.num_prompt_tokens[slot]
-        if has_output and not self._validator.is_portable(sequence.request.params):
+        if has_output and not self._validator.sampling.is_portable(sequence.request.params):
             return None
         return self._endings.end(request_id, FinishReason.MOVED)
 

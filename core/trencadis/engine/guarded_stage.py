@@ -88,6 +88,22 @@ _STATS: Final = _optional(StepStats) - _GAUGES - _OWN
 _SHOWN: Final = _optional(SchedulerView)
 
 
+def _asking(name: str) -> property:
+    """Return what asks a stage a question that is an attribute; False where it raises, or is off."""
+
+    def ask(guard: StageGuard) -> bool:
+        if guard.fault and not guard.is_guarding:
+            return False
+        try:
+            return bool(getattr(guard.strategy, name))
+        except BaseException as error:
+            reraise_interrupt(error)
+            guard.note_fault(name, error)
+            return False
+
+    return property(ask, doc=f"Whether it {name.replace('_', ' ')}; see ``Stage``.")
+
+
 class StageGuard(Guard[Stage]):
     """Calls a stage of another distribution.
 
@@ -96,6 +112,7 @@ class StageGuard(Guard[Stage]):
 
     Attributes:
         fault: Why the stage is switched off, or new requests are refused; empty: it is neither.
+        is_guarding: It defines ``accept``, so it is not switched off.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -104,7 +121,7 @@ class StageGuard(Guard[Stage]):
         self._failing: dict[int, tuple[Sequence, str]] = {}  # by slot: who is to end, and why
         self._aside: dict[int, int] = {}  # by slot: epoch of a sequence that the stage set aside
         self._before: tuple[int, Mapping[str, Any] | None] = 0, None
-        self._is_guarding = type(stage).accept is not Stage.accept
+        self.is_guarding = type(stage).accept is not Stage.accept
         super().__init__(Stage, stage.label, stage)
         self.name, self.accepts_last = stage.name, stage.accepts_last
 
@@ -134,38 +151,16 @@ class StageGuard(Guard[Stage]):
             else:
                 self._ended.append(state.finish(sequence, FinishReason.ERROR, error=why))
 
-    @property
-    def wants_step(self) -> bool:
-        """Whether it wants a step; see ``Stage``."""
-        return bool(self._read("wants_step"))
-
-    @property
-    def has_orders(self) -> bool:
-        """Whether it has orders; see ``Stage``."""
-        return bool(self._read("has_orders"))
-
-    @property
-    def awaits(self) -> bool:
-        """Whether it awaits something; see ``Stage``."""
-        return bool(self._read("awaits"))
-
-    def inspect(self) -> Any:
-        """Return what it shows of itself; None where it raises."""
-        return self._tried("inspect", None)
-
-    def metrics(self) -> Mapping[str, str]:
-        """Return its metrics; none where it raises."""
-        found = self._tried("metrics", {})
-        return found if isinstance(found, Mapping) else {}
-
     def dump(self, reason: str, cause: str) -> Path | None:
-        """Have it write a file; None where it raises."""
-        found: Path | None = self._tried("dump", None, reason, cause)
-        return found
+        """Have it write a file, from any thread; None where it raises."""
+        try:
+            return self._strategy.dump(reason, cause)
+        except BaseException as error:
+            reraise_interrupt(error)
+            self.note_fault("dump", error)
+            return None
 
-    def close(self) -> None:
-        """Close it, whether it is off or not."""
-        self._tried("close", None)
+    wants_step, has_orders, awaits = _asking("wants_step"), _asking("has_orders"), _asking("awaits")
 
     # ------------------------------------------------------------------------------------------------------ faults
 
@@ -175,7 +170,7 @@ class StageGuard(Guard[Stage]):
             raise error  # its answer
         if isinstance(error, _MEANT.get(method, ())):
             raise error  # it fails the step, or has ranks started again, because it means to
-        said = self._note_fault(method, error)
+        said = self.note_fault(method, error)
         match method:
             case "accept":
                 raise RequestRefusedError(
@@ -205,7 +200,7 @@ class StageGuard(Guard[Stage]):
         return args[2] if rule.method == "after_step" else rule.otherwise
 
     def _readiness(self, rule: Rule) -> Callable[[], bool] | None:
-        if rule.always or (self._is_guarding and rule.method != "accept"):
+        if rule.always or (self.is_guarding and rule.method != "accept"):
             return None
         return lambda: not self.fault
 
@@ -224,7 +219,7 @@ class StageGuard(Guard[Stage]):
     def _note_slow(self, rule: Rule, took_s: float, num_budgets: float) -> None:
         """Do nothing: stages have no budget."""
 
-    def _note_fault(self, method: str, error: BaseException) -> str:
+    def note_fault(self, method: str, error: BaseException) -> str:
         """Log a fault and count it; returns it in words."""
         self._strategy.num_faults += 1
         said = f"{self.label} raised {as_words(error)} in {method}()"
@@ -238,7 +233,7 @@ class StageGuard(Guard[Stage]):
     def _switch_off(self, fault: str) -> None:
         self.fault = fault
         self._meter.switch_off(fault, for_good=True)
-        if self._is_guarding:
+        if self.is_guarding:
             logger.error("%s %s: it guards requests, so every new one is refused. %s", self.label, fault, self._hint)
             return
         logger.error("%s %s: it is switched off for good. %s", self.label, fault, self._hint)
@@ -254,24 +249,6 @@ class StageGuard(Guard[Stage]):
     @property
     def _hint(self) -> str:
         return self._strategy.remedy
-
-    def _tried(self, method: str, otherwise: Any, *args: Any) -> Any:
-        try:
-            return getattr(self._strategy, method)(*args)
-        except BaseException as error:
-            reraise_interrupt(error)
-            self._note_fault(method, error)
-            return otherwise
-
-    def _read(self, name: str) -> Any:
-        if self.fault and not self._is_guarding:
-            return False
-        try:
-            return getattr(self._strategy, name)
-        except BaseException as error:
-            reraise_interrupt(error)
-            self._note_fault(name, error)
-            return False
 
     def _check_numbers(self, step: SubmittedStep | None) -> None:
         _check_names("state.gauges", self._state.gauges, _GAUGES)
@@ -316,7 +293,7 @@ class StageGuard(Guard[Stage]):
         if leaving.num_kept_blocks < self._before[0]:
             raise ContractError(f"num_kept_blocks was {self._before[0]}, and another stage counts on it")
         answer = self._sealed(answer)
-        if not self.fault or self._is_guarding:
+        if not self.fault or self.is_guarding:
             return answer
         self._undo(leaving)  # nobody would give it back
         if answer is not None:

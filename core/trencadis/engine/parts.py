@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 
@@ -17,23 +17,24 @@ from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.speculation.components import make_speculation
 from trencadis.engine.speculation.drafting import Speculation
-from trencadis.engine.stage import EngineKinds, Made, Makings, Stage
-from trencadis.errors import ConfigValueError, ContractError
-from trencadis.faults import shown
+from trencadis.engine.stage import EngineKinds, Made, Makings, SamplingRules, Stage
+from trencadis.errors import ConfigValueError, ContractError, PluginLoadError, TrencadisError
+from trencadis.faults import as_words, shown
 from trencadis.interfaces import (
     BucketingStrategy,
     EvictionPolicy,
     Executor,
     Observer,
-    SamplingFingerprint,
     SchedulingPolicy,
 )
-from trencadis.records import BucketLimits, ModelFacts, ParallelLayout, RowStart, SamplingParams
+from trencadis.records import BucketLimits, ModelFacts, ParallelLayout
 from trencadis.registry.building import Builder, Meters
 from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.stages import RegisteredStage, required_stages
 
-__all__ = ["CommonParts", "Parts", "make_bare_parts", "make_kinds", "make_parts", "make_stages"]
+__all__ = ["CommonParts", "Parts", "as_stages_leave", "make_bare_parts", "make_kinds", "make_parts", "make_stages"]
+
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -71,13 +72,9 @@ class Parts(CommonParts):
         made: Components that stages use, by noun.
         builder: Makes components by any plan; None: the parts were made without plugins.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
-        check_params: Refuses processors that a request names and the sampler does not have.
-        prepare: Begins what the sampler has to do before a request can run.
-        can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
-        is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
+        sampling: Says what the sampler can do for a request.
         components: Name, distribution, version and digest of every component, by dotted path of the setting that names it.
         device_label: Names executor and backend in messages.
-        sampling_fingerprint: Tells another engine how tokens are chosen here; None: none is to choose one.
     """
 
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
@@ -87,11 +84,7 @@ class Parts(CommonParts):
     made: Mapping[str, Made] = attrs.Factory(dict)
     builder: Builder | None = None
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
-    check_params: Callable[[SamplingParams], None] = lambda _: None
-    prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
-    can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
-    is_portable: Callable[[SamplingParams], bool] = lambda _: True
-    sampling_fingerprint: SamplingFingerprint | None = None
+    sampling: SamplingRules = attrs.Factory(SamplingRules)
     components: Mapping[str, tuple[str, str, str, str]] = attrs.Factory(dict)
     device_label: str = "the executor"
 
@@ -131,11 +124,7 @@ def make_parts(
         speculation=make_speculation(builder, sampling),
         made={noun: _made(builder, noun) for noun in _used(builder) if noun in plan.choices},
         builder=builder,
-        check_params=sampling.check,
-        prepare=sampling.prepare,
-        can_start_with=sampling.can_start_with,
-        is_portable=sampling.is_portable,
-        sampling_fingerprint=sampling.fingerprint(model),
+        sampling=sampling.rules(model),
         components=plan.code_of(),
         device_label=builder.device_label,
     )
@@ -188,6 +177,7 @@ def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Me
 
     Raises:
         ContractError: One is no stage.
+        PluginLoadError: One of another distribution raised.
     """
     makings = Makings(
         config=config,
@@ -198,26 +188,26 @@ def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Me
         meter=meters,
         components=parts.components,
         builder=parts.builder,
-        sampling_fingerprint=parts.sampling_fingerprint,
-        can_start_with=parts.can_start_with,
-        is_portable=parts.is_portable,
-        prepare=parts.prepare,
+        sampling=parts.sampling,
         device_label=parts.device_label,
     )
     made = []
     for one in parts.stages:
-        if not one.definition.when(config):
-            continue
-        stage = one.definition.make(makings)
+        is_own = one.provenance.distribution == OUR_DISTRIBUTION
+        label, remedy = "" if is_own else str(one), one.provenance.remedy
+        with _naming(label, "when", remedy):
+            if not one.definition.when(config):
+                continue
+        with _naming(label, "make", remedy):
+            stage = one.definition.make(makings)
         if stage is not None and not isinstance(stage, Stage):
             raise ContractError(
-                f"{one}: its make() returned {shown(stage)}, which is no trencadis.engine.stage.Stage.",
-                hint=one.provenance.remedy,
+                f"{one}: its make() returned {shown(stage)}, which is no trencadis.engine.stage.Stage.", hint=remedy
             )
         if stage is not None:
             stage.name = one.definition.name
-            if one.provenance.distribution != OUR_DISTRIBUTION:
-                stage.label, stage.remedy = str(one), one.provenance.remedy
+            if label:
+                stage.label, stage.remedy = label, remedy
             made.append(stage)
     return tuple(made)
 
@@ -226,7 +216,7 @@ def make_kinds(config: Config, stages: Sequence[Stage], *, has_drafter: bool) ->
     """Return what the engine is put together from, as its stages leave it.
 
     Raises:
-        ContractError: A stage returned something else.
+        TrencadisError: See :func:`as_stages_leave`.
     """
     # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead of one with the same sequences.
     depth = 1 if has_drafter or not config.engine.async_scheduling else 2
@@ -237,12 +227,38 @@ def make_kinds(config: Config, stages: Sequence[Stage], *, has_drafter: bool) ->
         policy=lambda _, *made, **options: GuardedScheduling(*made, **options),
         scheduler=Scheduler,
     )
+    return as_stages_leave(stages, "compose", kinds)
+
+
+def as_stages_leave(stages: Sequence[Stage], method: str, argument: T) -> T:
+    """Return what stages make of an argument before the first request, each of what the one before left.
+
+    Raises:
+        ContractError: One returned something of another type.
+        PluginLoadError: One of another distribution raised.
+    """
     for stage in stages:
-        found: object = stage.compose(kinds)
-        if not isinstance(found, EngineKinds):
+        with _naming(stage.label, method, stage.remedy):
+            found = getattr(stage, method)(argument)
+        if not isinstance(found, type(argument)):
             raise ContractError(
-                f"{stage.label or stage.name}: its compose() returned {shown(found)}, where EngineKinds are expected.",
+                f"{stage.label or stage.name}: its {method}() returned {shown(found)}, where {type(argument).__name__} is expected.",
                 hint=stage.remedy,
             )
-        kinds = found
-    return kinds
+        argument = found
+    return argument
+
+
+@contextlib.contextmanager
+def _naming(label: str, method: str, remedy: str) -> Iterator[None]:
+    """Name a stage of another distribution in what it raises; an error in words goes on as it is.
+
+    Raises:
+        PluginLoadError: It raised something else.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not label or isinstance(error, TrencadisError):
+            raise
+        raise PluginLoadError(f"{label} raised {as_words(error)} in {method}().", hint=remedy) from error

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 
 from trencadis.engine.request_check import check_request
 from trencadis.engine.scheduling.guarded import GuardedScheduling
+from trencadis.engine.stage import SamplingRules
 from trencadis.engine.state import EngineState
 from trencadis.errors import (
     ContinuationError,
     InvalidRequestError,
     RequestRefusedError,
 )
-from trencadis.records import ModelFacts, Request, SamplingParams
+from trencadis.records import ModelFacts, Request
 
 __all__ = ["RequestValidator"]
 
@@ -24,12 +25,11 @@ class RequestValidator:
         state: The engine's state, read only.
         policy: The guarded scheduling policy, which has the admission control.
         model: The loaded model.
-        check_params: Raises for sampling parameters that the sampler cannot serve.
-        is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
+        sampling: Says what the sampler can do for a request.
 
     Attributes:
         model: The loaded model.
-        is_portable: As given.
+        sampling: The argument.
     """
 
     def __init__(
@@ -37,14 +37,12 @@ class RequestValidator:
         state: EngineState,
         policy: GuardedScheduling,
         model: ModelFacts,
-        check_params: Callable[[SamplingParams], None],
-        is_portable: Callable[[SamplingParams], bool],
+        sampling: SamplingRules,
     ) -> None:
         self._state = state
         self._policy = policy
         self.model = model
-        self._check_params = check_params
-        self.is_portable = is_portable
+        self.sampling = sampling
 
     def admit(
         self,
@@ -90,8 +88,8 @@ class RequestValidator:
             max_model_len=self._state.max_model_len,
             eos_token_ids=self.model.eos_token_ids,
         )
-        self._check_params(request.params)
-        if request.output_token_ids and not self.is_portable(request.params):
+        self.sampling.check(request.params)
+        if request.output_token_ids and not self.sampling.is_portable(request.params):
             raise ContinuationError(
                 f"request {request.request_id!r}: its engine has ended, and no other can go on with it: its sampling parameters depend "
                 "on more than its tokens, as mirostat_mode and some logits processors do.",

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import attrs
@@ -61,6 +62,7 @@ __all__ = [
     "Made",
     "Makings",
     "PassBuckets",
+    "SamplingRules",
     "Stage",
     "Stages",
 ]
@@ -83,6 +85,25 @@ class Made:
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class SamplingRules:
+    """What the configured sampler says of requests; by default, that of an engine composed without plugins.
+
+    Attributes:
+        check: Raises for sampling parameters that it cannot serve.
+        prepare: Begins what it has to do before a request with these parameters can run; the second argument is the key of who asks.
+        can_start_with: Whether it could have chosen a token for a sequence at the end of its prompt.
+        is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
+        fingerprint: Tells another engine how tokens are chosen here; None: none is to choose one.
+    """
+
+    check: Callable[[SamplingParams], None] = lambda _: None
+    prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
+    can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
+    is_portable: Callable[[SamplingParams], bool] = lambda _: True
+    fingerprint: SamplingFingerprint | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class Makings:
     """What a stage is made of, before the cache is allocated.
 
@@ -95,10 +116,7 @@ class Makings:
         meter: Returns what measures the calls of a component, by its noun and label, and ``thread`` if it is not the engine's.
         components: Name, distribution, version and digest of every component, by dotted path of the setting that names it.
         builder: Makes components by any plan; None: the engine was composed without plugins.
-        sampling_fingerprint: Tells another engine how tokens are chosen here; None: none is to choose one.
-        can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
-        is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
-        prepare: Begins what the sampler has to do before a request with these parameters can run; the second argument is the key of who asks.
+        sampling: Says what the sampler can do for a request.
         device_label: Names executor and backend in messages.
     """
 
@@ -110,10 +128,7 @@ class Makings:
     meter: Callable[..., CallMeter]
     components: Mapping[str, tuple[str, str, str, str]] = attrs.Factory(dict)
     builder: Builder | None = None
-    sampling_fingerprint: SamplingFingerprint | None = None
-    can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
-    is_portable: Callable[[SamplingParams], bool] = lambda _: True
-    prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
+    sampling: SamplingRules = attrs.Factory(SamplingRules)
     device_label: str = "the executor"
 
 
@@ -556,10 +571,12 @@ class Stage:
     def hear(self, notice: Obstacle | SchedulingChanged) -> None:
         """Called with each notice: what happens to the engine at no moment of a step."""
 
+    @tell_always
     def inspect(self) -> Any:
         """Return a copy of the stage's state for tests and debuggers; None: there is nothing to show."""
         return None
 
+    @law(of_type(Mapping), always=True, otherwise=MappingProxyType({}))
     def metrics(self) -> Mapping[str, str]:
         """Return metrics in Prometheus' text format, by who is named if they cannot be shown."""
         return {}
@@ -575,6 +592,7 @@ class Stage:
         """
         return None
 
+    @tell_always
     def close(self) -> None:
         """Free everything; called once, after the last step."""
 

@@ -38,7 +38,7 @@ class Preparation(Stage):
     accepts_last = True
 
     def __init__(self, makings: Makings) -> None:
-        self._begin = makings.prepare
+        self._begin = makings.sampling.prepare
         self._begun: dict[str, tuple[Future[Any], ...]] = {}  # by id of a request that is not added yet
         self._futures: dict[
             int, tuple[Future[Any], ...]

@@ -136,15 +136,15 @@ class Transfer(Stage):
                 )
             side.on_ranks(executor.kv_layouts())
         side.on_ready(executor.kv_layout())
-        if makings.sampling_fingerprint is not None and isinstance(side, SupportsRemotePrefill):
-            side.on_sampling(makings.sampling_fingerprint)
+        if makings.sampling.fingerprint is not None and isinstance(side, SupportsRemotePrefill):
+            side.on_sampling(makings.sampling.fingerprint)
         self._state = engine.state
         self._connector = GuardedConnector(side, label=label, meter=makings.meter("kv_connector", label))
         self.first_tokens = FirstTokens(
             engine.state,
             append=engine.append,
             vocab_size=makings.model.vocab_size,
-            can_start_with=makings.can_start_with,
+            can_start_with=makings.sampling.can_start_with,
         )
         cache = config.cache
         self.transfers = Transfers(

@@ -11,7 +11,7 @@ import pytest
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.stage import EngineKinds, Stage, Stages
 from trencadis.engine.step import SubmittedStep
-from trencadis.errors import ContractError
+from trencadis.errors import ContractError, PluginLoadError
 from trencadis.interfaces import StageDefinition
 from trencadis.records import Batch, FinishedSequence, Plan, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
@@ -111,7 +111,28 @@ def test_a_stage_that_leaves_an_engine_without_kinds_is_named() -> None:
             attrs.evolve(kinds, depth=1)
 
     bad = StageDefinition(name="forgets", make=lambda _: Forgets(), summary="Forgets.")
+    with pytest.raises(ContractError, match=r'"forgets".*its compose\(\) returned None, where EngineKinds is expected'):
+        make_engine(stages=[bad])
+
+
+@pytest.mark.parametrize("method", ["when", "make", "compose", "allocate"])
+def test_a_stage_that_raises_at_the_start_is_named(method: str) -> None:
+    def fails(*_: Any) -> Any:
+        raise KeyError("size")
+
+    kind = type("Fails", (Stage,), {method: fails})
+    definition = StageDefinition(name="fails", make=lambda _: kind(), summary="Fails.")
+    if method in ("when", "make"):
+        definition = attrs.evolve(definition, **{method: fails})
     with pytest.raises(
-        ContractError, match=r'"forgets".*its compose\(\) returned None, where EngineKinds are expected'
-    ):
+        PluginLoadError, match=rf'stage "fails" of .* raised KeyError.*size.* in {method}\(\)'
+    ) as raised:
+        make_engine(stages=[definition])
+    assert raised.value.hint == "Correct it, or do not pass it."
+
+
+def test_a_stage_that_allocates_nothing_is_named() -> None:
+    kind = type("Forgets", (Stage,), {"allocate": lambda *_: None})
+    bad = StageDefinition(name="forgets", make=lambda _: kind(), summary="Forgets.")
+    with pytest.raises(ContractError, match=r'"forgets".*its allocate\(\) returned None, where AllocationPlan is'):
         make_engine(stages=[bad])

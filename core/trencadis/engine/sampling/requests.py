@@ -9,6 +9,7 @@ from typing import Any
 from trencadis.engine.request_check import check_honoured
 from trencadis.engine.sampling.fingerprint import EngineFingerprint
 from trencadis.engine.sampling.guarded import GuardedSampler
+from trencadis.engine.stage import SamplingRules
 from trencadis.errors import ContractError
 from trencadis.interfaces import Sampler, SupportsPreparation
 from trencadis.records import ModelFacts, RowStart, SamplingParams, parameters_in
@@ -79,7 +80,17 @@ class Sampling:
         """Return whether drafts of a sequence with these parameters can be verified."""
         return self.sampler().supports_drafts(params, branching=branching)
 
-    def fingerprint(self, model: ModelFacts) -> EngineFingerprint:
+    def rules(self, model: ModelFacts) -> SamplingRules:
+        """Return what an engine asks of the sampler."""
+        return SamplingRules(
+            check=self.check,
+            prepare=self.prepare,
+            can_start_with=self.can_start_with,
+            is_portable=self.is_portable,
+            fingerprint=self._fingerprint(model),
+        )
+
+    def _fingerprint(self, model: ModelFacts) -> EngineFingerprint:
         """Return what tells another engine how tokens are chosen here; that its model is the same is compared with its KV blocks."""
         facts = (self._builder.plan.hash_of("sampling"), model.vocab_size, *sorted(model.eos_token_ids))
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
