@@ -117,7 +117,7 @@ def alone() -> Iterator[Callable[[str], str]]:
         yield lambda prompt: llm.generate(prompt, SamplingParams(**GREEDY))[0].outputs[0].text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prompts_are_computed_elsewhere_and_answers_are_those_of_one_engine(
     cluster: ClusterProcess, alone: Callable[[str], str]
 ) -> None:
@@ -131,18 +131,6 @@ def test_prompts_are_computed_elsewhere_and_answers_are_those_of_one_engine(
     eventually(lambda: cluster.metric('trencadis_kv_push_bytes{connector="p2p"') == 0)
     answer = cluster.client.completions.create(model="demo", prompt=text_of(9), stream=True, **GREEDY)
     assert "".join(chunk.choices[0].text for chunk in answer) == alone(text_of(9))
-
-
-@pytest.mark.slow
-def test_prefill_engine_tells_clients_that_they_are_wrong_here(cluster: ClusterProcess) -> None:
-    url = cluster.member("prefill 0")[1] + "/v1/completions"
-    body = {"model": "demo", "prompt": text_of(20), "max_tokens": 1}
-    refused = httpx.post(url, json=body, timeout=PATIENCE_S)
-    assert refused.status_code == 503
-    assert "role of this engine is prefill" in refused.json()["error"]["message"]
-    taken = httpx.post(url, json={**body, "kv_transfer_params": {"do_remote_decode": True}}, timeout=PATIENCE_S)
-    assert taken.status_code == 200
-    assert taken.json()["kv_transfer_params"]["remote_num_tokens"] >= 16
 
 
 @pytest.mark.nightly

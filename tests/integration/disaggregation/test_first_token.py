@@ -136,26 +136,6 @@ def test_text_is_token_by_token_what_one_engine_says(pair: Pair, params: dict[st
     assert pair.num_taken == taken + 1
 
 
-def test_prompt_that_fills_its_blocks_goes_on_too(pair: Pair) -> None:
-    wanted = SamplingParams(max_tokens=12, temperature=0.0)
-    ((end, _),) = pair.run(pair.decode, wanted, prompt=PROMPT[:96])
-    ((true, _),) = pair.run(pair.alone, wanted, prompt=PROMPT[:96])
-    assert end.token_ids.tolist() == true.token_ids.tolist()
-
-
-@pytest.mark.parametrize("num", [0, 3])
-def test_log_probabilities_are_those_of_one_engine(pair: Pair, num: int) -> None:
-    wanted = SamplingParams(max_tokens=5, temperature=1.0, seed=3, logprobs=num)
-    ((_, found),) = pair.run(pair.decode, wanted)
-    ((_, true),) = pair.run(pair.alone, wanted)
-    assert [(e.position, e.token_id, e.rank, e.top_token_ids) for e in found] == [
-        (e.position, e.token_id, e.rank, e.top_token_ids) for e in true
-    ]
-    for one, other in zip(found, true, strict=True):
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
-    assert found[0].position == len(PROMPT)
-
-
 def test_what_carries_a_state_is_chosen_here_and_is_the_same(pair: Pair) -> None:
     wanted = SamplingParams(max_tokens=12, mirostat_mode=2, seed=3)
     taken, loaded = pair.num_taken, pair.num_loaded
@@ -166,18 +146,7 @@ def test_what_carries_a_state_is_chosen_here_and_is_the_same(pair: Pair) -> None
     assert pair.num_loaded == loaded + 1, "its prompt was computed there all the same"
 
 
-def test_token_that_ends_the_text_ends_it_here(pair: Pair) -> None:
-    taken = pair.num_taken
-    ((true, _),) = pair.run(pair.alone, SamplingParams(max_tokens=1, temperature=0.0))
-    stop = int(true.token_ids[0])
-    ((end, _),) = pair.run(pair.decode, SamplingParams(max_tokens=9, temperature=0.0, stop_token_ids=(stop,)))
-    assert (end.token_ids.tolist(), end.stop_token_id) == ([stop], stop)
-    assert end.first_token_s is not None
-    assert end.arrival_s <= end.first_token_s <= end.finish_s
-    assert pair.num_taken == taken + 1
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_draws_without_a_seed_have_the_distribution_of_one_engine(pair: Pair) -> None:
     """Two samples of 240; a chi-square test of homogeneity over the likelier tokens, which a right engine fails once in 1000 runs."""
     wanted = SamplingParams(max_tokens=1, temperature=0.8, top_k=4)
@@ -194,6 +163,7 @@ def test_draws_without_a_seed_have_the_distribution_of_one_engine(pair: Pair) ->
     assert chi2 < limit
 
 
+@pytest.mark.nightly
 def test_engine_whose_sampler_is_made_up_otherwise_computes_the_prompt_only() -> None:
     """Its penalty would come in another order: the token would be another one."""
     one = Pair(sampling={"name": "greedy"})

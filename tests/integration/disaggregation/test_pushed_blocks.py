@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.eventually import eventually
-from support.kv.engine_pairs import Station, prompt_of, true_text
+from support.kv.engine_pairs import Station, true_text
 from support.kv.push_scene import (
     BLOCK_BYTES,
     NUM_BLOCKS,
@@ -79,23 +79,6 @@ def test_prefix_by_layer_is_pulled_and_its_token_is_taken(prefiller: Station) ->
     with decoder(port_of(prefiller), layerwise=True) as one:
         assert serve(one, prefiller).token_ids.tolist() == true_text(PROMPT, 6)
         assert prefiller.count("pushed_bytes", end="sent") == 0
-        check_nothing_is_left(one, prefiller)
-
-
-def test_many_at_once_share_the_memory_and_say_what_they_say_alone() -> None:
-    prompts = [prompt_of(seed, 41) for seed in range(2, 10)]
-    with (
-        Station(num_blocks=120) as prefiller,
-        decoder(port_of(prefiller), max_pushed_bytes=25 * BLOCK_BYTES, num_blocks=120) as one,
-    ):
-        names = [one.add(prompt, max_tokens=4) for prompt in prompts]
-
-        def are_done() -> bool:
-            assert one.node.pushes.num_bytes <= 25 * BLOCK_BYTES
-            return all(name in one.ends for name in names)
-
-        eventually(are_done, of=(one, prefiller))
-        assert [one.ends[name].token_ids.tolist() for name in names] == [true_text(prompt, 4) for prompt in prompts]
         check_nothing_is_left(one, prefiller)
 
 

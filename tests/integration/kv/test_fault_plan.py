@@ -6,14 +6,9 @@ once, tenants on one store, and requests that have nothing to do with it.
 
 from __future__ import annotations
 
-import asyncio
-import random
-import re
-
 import pytest
 
 from support.kv.faulty_store import VOCAB_SIZE, Shelf
-from trencadis.client.async_llm import AsyncLLM
 from trencadis.client.llm import LLM
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext
@@ -22,49 +17,13 @@ from trencadis_kv.interfaces import KVPolicy
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.kv_faults import CALLS, Fault
+from trencadis_testing.kv_faults import Fault
 
 OPENING = tuple(range(100, 140))
 
 
 def text_of(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
     return tuple(fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE, eos=-1))
-
-
-def counts(metrics: str, name: str) -> dict[str, float]:
-    """Return a counter's values by the label that is not the connector's name."""
-    found = re.findall(
-        rf'^trencadis_kv_{name}_total{{.*?(?:cause|result|reason|direction)="(\w+)".*?}} (\S+)', metrics, re.MULTILINE
-    )
-    return {label: float(value) for label, value in found}
-
-
-def test_clients_of_a_service_whose_store_goes_wrong_all_the_time_get_their_texts():
-    shelf, rng = Shelf(), random.Random(0)
-    shelf.faults.slow_s = 0.002
-
-    async def client(llm: AsyncLLM, number: int) -> None:
-        for turn in range(10):
-            if rng.random() < 0.4:
-                shelf.faults.begin(
-                    rng.choice([fault for fault in Fault if fault is not Fault.STALLS]),
-                    calls=rng.sample(sorted(CALLS), 2),
-                    every=rng.choice([1, 2]),
-                )
-            prompt = (*OPENING[: rng.choice([8, 20, 40])], *range(200 + number % 3, 210 + turn % 3))
-            params = SamplingParams(max_tokens=rng.choice([1, 4, 12]))
-            last = [output async for output in llm.generate(prompt, params)][-1]
-            assert last.outputs[0].token_ids == text_of(prompt, params.max_tokens)
-
-    async def serve() -> str:
-        async with AsyncLLM.from_config(*shelf.house(cooldown_s=0.05)) as llm:
-            await asyncio.wait_for(asyncio.gather(*(client(llm, number) for number in range(6))), 60)
-            shelf.faults.end()
-            return await llm.metrics()
-
-    metrics = asyncio.run(serve())
-    assert counts(metrics, "lookups")["hit"] > 0, "nothing was loaded, so nothing was shown"
-    assert sum(counts(metrics, "transfer_failures").values()) > 0, "nothing failed, so nothing was shown"
 
 
 def num_cached(shelf: Shelf, *, salt: str, key: str = "", namespace: str = "default") -> int:

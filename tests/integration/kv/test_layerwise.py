@@ -106,26 +106,3 @@ def test_tokens_are_the_same_and_no_request_waits_for_kv(
         assert (transfers.num_loaded, transfers.layered.num_discarded) == (1, 0)
     assert {name: end.token_ids.tolist() for name, end in ends.items()} == truth
     assert ends["r"].num_cached_tokens == 0, "it was not cached before"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "wait_s"),
-    [
-        ({"cut_at": 200_000}, _PATIENCE_S),
-        ({"flip_at": 600_000}, _PATIENCE_S),
-        ({"stall_at": 400_000}, 0.1),
-        ({"bytes_per_s": 50_000.0}, 0.1),
-    ],
-    ids=["killed", "corrupt", "stands still", "slow"],
-)
-def test_tokens_are_the_same_whatever_happens_in_the_middle_of_a_layer(
-    layout: str, producer: Engine, truth: Mapping[str, list[int]], fault: dict[str, Any], wait_s: float
-) -> None:
-    with engine(layout, layerwise=True, layer_wait_s=wait_s) as consumer:
-        ends = pulled(producer, consumer, fault=fault)
-        transfers = consumer.stage("transfer").transfers
-        assert (transfers.num_loaded, transfers.layered.num_discarded) == (0, 1)
-        assert consumer.totals.num_failed_steps == 0
-    assert {name: end.token_ids.tolist() for name, end in ends.items()} == truth
-    assert (ends["r"].num_cached_tokens, ends["beside"].num_preemptions) == (0, 0)

@@ -22,7 +22,6 @@ from trencadis_kv.store.settings import StoreSettings
 from trencadis_kv.store.store_connector import StoreConnector, store_connector
 from trencadis_kv.store.store_worker import StoreWorker
 from trencadis_testing.engines import make_engine
-from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import DictStore
 
@@ -154,30 +153,6 @@ def test_store_holds_the_same_bytes_when_each_layer_is_copied_at_the_last_moment
     assert num_preemptions > 10
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_store_holds_the_same_bytes_when_a_thread_copies_ahead(seed: int) -> None:
-    assert Run(seed, loads=False, layerwise_saves=True).objects == Run(seed, loads=False).objects
-
-
-@pytest.mark.usefixtures("_counted", "_nobody_ahead")
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_blocks_that_are_loaded_and_saved_by_turns_hold_the_same_bytes(seed: int) -> None:
-    """How much is found, and so computed again, is a matter of when threads come to it; the bytes are not."""
-    whole, layered = Run(seed, loads=False), Run(seed, layerwise_saves=True)
-    assert layered.num_by_layer > 0
-    assert layered.objects.items() <= whole.objects.items()
-
-
-def test_blocks_that_cannot_be_read_are_dropped_and_no_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_layer(self: FakeKVCache, layer: int, blocks: Any, out: Any) -> None:
-        raise OSError("the device is busy")
-
-    monkeypatch.setattr(FakeKVCache, "read_layer", read_layer)
-    run = Run(0, loads=False, layerwise_saves=True, failure_limit=10_000)
-    assert run.num_failed_steps == 0
-    assert run.num_raised > 0
-
-
 @pytest.mark.usefixtures("_nobody_ahead")
 def test_step_that_fails_before_its_layers_costs_what_it_was_to_save() -> None:
     has_failed = False
@@ -193,30 +168,6 @@ def test_step_that_fails_before_its_layers_costs_what_it_was_to_save() -> None:
     assert run.num_failed_steps == 1
     assert run.num_unasked > 0
     assert run.objects.items() <= whole.objects.items()
-
-
-@pytest.mark.usefixtures("_nobody_ahead")
-def test_layers_that_are_copied_when_they_are_written_are_those_of_the_next_sequence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What guards the tests above: blocks are given away at once, and who copies a step's layers behind it copies another's."""
-    whole = [Run(seed, loads=False).objects for seed in range(3)]
-    end_step, waited = StoreWorker.end_step, set()
-
-    def too_late(self: StoreWorker) -> None:
-        for layer in sorted(waited):
-            assert self._saves is not None
-            self._saves.copy_layer(layer)
-        waited.clear()
-        end_step(self)
-
-    def note(self: StoreWorker, layer: int, *, budget_s: float) -> bool:
-        waited.add(layer)
-        return True
-
-    monkeypatch.setattr(StoreWorker, "wait_layer", note)
-    monkeypatch.setattr(StoreWorker, "end_step", too_late)
-    assert [Run(seed, layerwise_saves=True, loads=False).objects for seed in range(3)] != whole
 
 
 # ------------------------------------------------------------------------------------------------ a real model
@@ -269,9 +220,3 @@ def test_demo_models_blocks_are_the_same_bytes(layout: str, monkeypatch: pytest.
     assert len(whole) >= sum(len(prompt) // 16 for prompt in PROMPTS)
     assert no_waits == 0
     assert num_waits > 10
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_nobody_ahead")
-def test_demo_models_blocks_are_the_same_bytes_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stored_of_demo("ragged", monkeypatch, layerwise_saves=True)[0] == stored_of_demo("ragged", monkeypatch)[0]

@@ -19,7 +19,6 @@ from support.core.invariants import broken_invariants
 from support.kv.engine_pairs import pause
 from support.kv.redis_server import running_redis
 from support.netns import Host, hosts
-from support.server.served_process import ServedProcess
 from trencadis.clock import SystemClock
 from trencadis.interfaces import ComponentContext
 from trencadis.records import Batch, Request, SamplingParams, StepOutput
@@ -174,43 +173,6 @@ def test_store_that_fell_off_the_network_costs_a_look_up_and_is_left_alone() -> 
         one.rest()
 
 
-def test_store_that_falls_off_the_network_in_the_middle_of_a_load_is_waited_for_until_the_deadline() -> None:
-    with served(policy=KVPolicy()) as (one, there):
-        one.host.slow_down("1mbit")
-        before, loads = one.host.num_received(), one.engine.stage("transfer").transfers.num_loads
-        half_bytes = one.count("bytes", direction="load") / 4
-
-        def pull_the_cable() -> None:
-            if one.host.num_received() - before > half_bytes:
-                there.unplug()
-
-        took_s, num_cached = one.serve(0, while_it_runs=pull_the_cable)
-        assert one.engine.stage("transfer").transfers.num_loads == loads + 1, "nothing was loaded, so nothing was shown"
-        assert one.host.num_received() - before > half_bytes, "it was not in the middle"
-        assert num_cached == 0
-        assert LOAD_S < took_s < LOOKUP_S + LOAD_S + SLACK_S
-        assert one.count("transfer_failures", cause="deadline") >= 1
-        there.plug_in()
-        one.host.set_quick()
-        one.recover(0, within_s=COOLDOWN_S + CONNECT_S)
-        one.rest()
-
-
-@pytest.mark.slow
-def test_save_to_a_store_that_fell_off_the_network_holds_nobody_up() -> None:
-    with served(policy=KVPolicy(), io_timeout_s=0.5, lookup_timeout_s=0.05) as (one, there):
-        there.unplug()
-        for number in range(1, 4):
-            took_s, _ = one.serve(number)
-            assert took_s < SLACK_S
-        one.rest()
-        there.plug_in()
-        one.recover(0, within_s=COOLDOWN_S + CONNECT_S)
-        one.serve(4)
-        one.rest()
-        assert one.serve(4)[1] > 0, "nothing is saved any more"
-
-
 @pytest.mark.slow
 def test_cable_that_is_slower_than_computing_is_given_up_once_and_then_not_used() -> None:
     """2.6 Mbit/s: a load takes longer than computing does, by half at least."""
@@ -230,54 +192,3 @@ def test_cable_that_is_slower_than_computing_is_given_up_once_and_then_not_used(
         one.host.set_quick()
         one.recover(0, within_s=3.0)
         one.rest()
-
-
-def _wait_for(condition: Callable[[], bool], *, within_s: float) -> None:
-    until_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < until_s, "it never happens"
-        pause()
-
-
-@pytest.mark.slow
-def test_server_whose_store_falls_off_the_network_gives_the_same_answers_and_finds_it_again() -> None:
-    body = {
-        "prompt": "Alice was beginning to get very tired of sitting by her sister " * 4,
-        "temperature": 0,
-        "max_tokens": 8,
-    }
-    with hosts(2) as (here, there), contextlib.ExitStack() as stack:
-        with there.entered():
-            bind = f"127.0.0.1 {there.address}"
-            server = stack.enter_context(running_redis(bind=bind, protected_mode="no"))
-        flags = {
-            "model.path": "demo",
-            "engine.warmup": "false",
-            "cache.prefix_caching": "false",
-            "kv_policy.name": "always",
-            "kv_connector.name": "redis",
-            "kv_connector.redis.url": f"redis://{there.address}:{server.port}",
-            "kv_connector.redis.failure_limit": "1",
-            "kv_connector.redis.cooldown_s": "0.5",
-            "kv_connector.redis.connect_timeout_s": "0.3",
-        }
-        words = [f"--{name}={value}" for name, value in flags.items()]
-        with here.entered():
-            served = ServedProcess(*words)
-            stack.callback(served.close)
-            served.wait()
-
-            def answer() -> tuple[str, int]:
-                said = served.post(**body).raise_for_status().json()
-                return said["choices"][0]["text"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-            first, num_cached = answer()
-            assert num_cached == 0
-            _wait_for(lambda: answer()[1] > 0, within_s=60.0)
-            there.unplug()
-            assert answer() == (first, 0)
-            assert served.metric("trencadis_kv_breaker_state") > 0
-            assert answer() == (first, 0)
-            there.plug_in()
-            _wait_for(lambda: answer()[1] > 0, within_s=60.0)
-            assert answer()[0] == first

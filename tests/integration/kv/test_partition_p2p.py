@@ -66,14 +66,6 @@ class Pulling:
         assert end.token_ids.tolist() == true_text(tokens, 4)
         return took_s, self.taker.num_found(end)
 
-    def recover(self, retry_s: float) -> None:
-        """Pull until it works again; kernels look for a host that they did not find once a second."""
-        for seed in range(3, 8):
-            self.taker.clock.advance(retry_s)
-            if self.pull(seed, self.hold(seed))[1]:
-                return
-        raise AssertionError("it is there again, and nothing is pulled")
-
     def rest(self) -> None:
         """Let leases end; then nobody holds a block.
 
@@ -84,35 +76,6 @@ class Pulling:
             self.giver.until(lambda: self.giver.num_used_blocks == 0)
         self.giver.step_s = step_s
         assert self.taker.num_used_blocks == 0
-
-
-@pytest.mark.slow
-def test_pull_from_a_host_that_falls_off_the_network_ends_at_its_limit() -> None:
-    with contextlib.ExitStack() as stack:
-        both = Pulling(stack, pull_timeout_s=LOAD_S, retry_s=5.0)
-        params = both.hold(0)
-        assert both.pull(0, params)[1] >= NUM_PULLED - 4, "nothing is pulled even while all is well"
-        params, later = both.hold(1), both.hold(2)
-        both.here.slow_down("1mbit")
-        before = both.here.num_received()
-
-        def pull_the_cable() -> None:
-            if both.here.num_received() - before > 50_000:
-                both.there.unplug()
-
-        took_s, num_cached = both.pull(1, params, while_it_runs=pull_the_cable)
-        assert both.here.num_received() - before > 50_000, "it was not in the middle"
-        assert num_cached < NUM_PULLED / 2
-        assert LOAD_S <= took_s < CONNECT_S + LOAD_S + SLACK_S
-        failures = both.taker.count("transfer_failures", cause="deadline")
-        took_s, num_cached = both.pull(2, later)
-        assert num_cached == 0
-        assert both.taker.count("transfer_failures", cause="deadline") == failures, "it is asked again at once"
-        both.rest()
-        both.there.plug_in()
-        both.here.set_quick()
-        both.recover(5.0)
-        both.rest()
 
 
 def test_host_that_cannot_be_reached_costs_a_pull_the_time_to_connect() -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-import pytest
 
 from support.kv.engine_pairs import Station, prompt_of, true_text
 from support.kv.faulty_store import VOCAB_SIZE, Shelf
@@ -66,16 +65,6 @@ def test_keys_of_objects_are_what_the_definition_says_and_nobody_computes_them_w
     assert set(hashes_by_definition(PROMPT, key=KEY, **known)) == names_in(shelf)
     for guess in ("", "default", "secret", KEY[:-1], KEY + " ", KEY.upper()):
         assert not names_in(shelf) & set(hashes_by_definition(PROMPT, key=guess, **known))
-
-
-@pytest.mark.parametrize("guess", ["", "secret", KEY[:-1], KEY + " "])
-def test_engine_with_another_key_finds_nothing_although_it_knows_prompt_and_salt(guess: str) -> None:
-    shelf = Shelf()
-    serve(shelf, salt="blue", key=KEY)
-    before = names_in(shelf)
-    assert serve(shelf, salt="blue", key=guess)[0] == 0
-    assert not before & (names_in(shelf) - before)
-    assert serve(shelf, salt="blue", key=KEY)[0] == len(PROMPT) - BLOCK_SIZE
 
 
 @attrs.define

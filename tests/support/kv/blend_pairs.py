@@ -22,7 +22,6 @@ BLOCK = 4
 
 
 def document(seed: int, length: int = 16) -> tuple[int, ...]:
-    """Return a text of random tokens."""
     rng = random.Random(seed)
     return tuple(rng.randrange(1, 97) for _ in range(length))
 
@@ -36,14 +35,7 @@ class Always(KVPolicy):
 
 
 class BlendHands:
-    """Both sides, and a cache of 64 blocks.
-
-    Args:
-        config: Of the connector.
-        policy: What is used.
-        pool: The cache; a new one that blends if None.
-        separator: Tokens of the separator.
-    """
+    """Both sides, and a cache of 64 blocks."""
 
     def __init__(
         self, config: BlendConfig | None = None, *, policy: Any = Always, pool: Any = None, separator: Any = ()
@@ -73,12 +65,10 @@ class BlendHands:
 
     @staticmethod
     def request(prompt: Any, *, params: Any = None, name: str = "r", **terms: Any) -> Request:
-        """Return a request."""
         return Request(request_id=name, prompt_token_ids=tuple(prompt), transfer_params=params, **terms)
 
     @staticmethod
     def hashes(prompt: Any, salt: str = "") -> list[bytes]:
-        """Return the hashes of a prompt's full blocks."""
         found: list[bytes] = []
         tokens = np.array(prompt, np.int32)
         BlockHasher(key="", compatibility="", block_size=BLOCK).extend(
@@ -89,13 +79,11 @@ class BlendHands:
     def lookup(
         self, prompt: Any, *, ratio: float | None = None, local: int = 0, params: Any = None, **terms: Any
     ) -> Any:
-        """Look a prompt up."""
         params = params if ratio is None else {"blend": True, "blend_ratio": ratio}
         request = self.request(prompt, params=params, **terms)
         return self.pair.scheduler.lookup(request, block_hashes=self.hashes(prompt), num_local_tokens=local)
 
     def compute(self, prompt: Any, blocks: list[int]) -> None:
-        """Write a prompt's exact entries to blocks."""
         state = START
         for position, token in enumerate(prompt):
             state = chain(state, token, position)
@@ -122,6 +110,5 @@ class BlendHands:
         return report
 
     def close(self) -> None:
-        """Close both sides."""
         self.pair.scheduler.close()
         self.pair.worker.close()

@@ -26,31 +26,19 @@ _BLOCK_SIZE = 4
 
 
 def pause() -> None:
-    """Give threads a moment."""
     threading.Event().wait(0.001)
 
 
 def prompt_of(seed: int, num_tokens: int) -> tuple[int, ...]:
-    """Return a prompt without the end token. Pure."""
     return tuple(1 + (seed * 31 + i * 7) % 90 for i in range(num_tokens))
 
 
 def true_text(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
-    """Return how the fake model goes on. Pure."""
     return fake_text(list(prompt), num_tokens, eos=-1)
 
 
 class Station:
-    """One engine with the connector ``p2p``, stepped by hand.
-
-    Args:
-        any_thread: Whether its pool may be touched from any thread.
-        wrap: Wraps the connector.
-        num_blocks: Of its cache.
-        engine: More arguments of ``make_engine``.
-        make: Makes the connector; of ``p2p``, if none.
-        config: Fields of ``P2PConfig``.
-    """
+    """One engine with the connector ``p2p``, stepped by hand."""
 
     def __init__(
         self,
@@ -85,7 +73,6 @@ class Station:
         self._num_requests = 0
 
     def add(self, prompt: tuple[int, ...], *, max_tokens: int, params: Mapping[str, Any] | None = None) -> str:
-        """Queue a request; returns its id."""
         self._num_requests += 1
         name = f"request {self._num_requests}"
         self.engine.add(
@@ -99,7 +86,6 @@ class Station:
         return name
 
     def step(self) -> None:
-        """Take a step of ``step_s`` on its clock."""
         deltas = self.engine.step()
         tokens = iter(deltas.token_ids.tolist())
         for slot, num in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
@@ -114,7 +100,6 @@ class Station:
         assert broken_invariants(self.engine) == []
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Step until something holds."""
         until_s = time.monotonic() + _PATIENCE_S
         while not done():
             assert time.monotonic() < until_s, "it never happens"
@@ -124,7 +109,6 @@ class Station:
     def serve(
         self, prompt: tuple[int, ...], *, max_tokens: int, params: Mapping[str, Any] | None = None
     ) -> FinishedSequence:
-        """Serve one request to its end."""
         name = self.add(prompt, max_tokens=max_tokens, params=params)
         self.until(lambda: name in self.ends)
         return self.ends[name]
@@ -141,16 +125,13 @@ class Station:
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks that somebody holds."""
         return self.engine._state.blocks.num_used
 
     def count(self, name: str, **labels: str) -> float:
-        """Return one of the connector's counters."""
         value: float = self.node.metrics.value(f"{name}_total", **labels)
         return value
 
     def close(self) -> None:
-        """End the engine; nobody may have read what is not its own."""
         self.engine.close()
         self.pair.worker.close()
 
@@ -170,7 +151,6 @@ class _Backend(FakeBackend):
         self._owner = threading.get_ident()
 
     def kv_cache(self) -> Any:
-        """Return the pool, which says who may touch it."""
         pool = super().kv_cache()
         if not self._any_thread:
             pool.any_thread = False
@@ -187,5 +167,4 @@ class _Backend(FakeBackend):
 
 
 def with_port(params: Mapping[str, Any], port: int) -> dict[str, Any]:
-    """Return parameters that lead through another port. Pure."""
     return {**params, "remote_port": port}

@@ -37,18 +37,12 @@ class Shelf:
         self.faults = Faults()
 
     def connector(self, context: ComponentContext, **settings: Any) -> ConnectorPair:
-        """Return a connector."""
         return store_connector(
             lambda: FaultyStore(DictStore(self.objects), self.faults), StoreSettings(**settings), context, name="shelf"
         )
 
     def house(self, *, key: str = "", **settings: Any) -> tuple[Config, Registry]:
-        """Return a configuration and its plugins.
-
-        Args:
-            key: ``cache.key``.
-            settings: Of the connector.
-        """
+        """Return a configuration and its plugins."""
         made = {
             "backend": lambda _: FakeBackend(vocab_size=VOCAB_SIZE, eos=-1, max_model_len=256),
             "executor": lambda _: FakeExecutor(),

@@ -24,9 +24,6 @@ _NAP_S = 0.02
 class MooncakeMaster:
     """A master process.
 
-    Args:
-        options: Of the command line, such as ``client_ttl="2"``.
-
     Attributes:
         port: On 127.0.0.1; stays the same when it is started again.
     """
@@ -39,11 +36,9 @@ class MooncakeMaster:
 
     @property
     def address(self) -> str:
-        """What a config names."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
         words = [_program(), "--rpc_address=127.0.0.1", f"--rpc_port={self.port}", "--metrics_host=127.0.0.1"]
         words += [f"--metrics_port={self._metrics_port}", *[f"--{k}={v}" for k, v in self._options.items()]]
         self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -58,7 +53,6 @@ class MooncakeMaster:
         raise AssertionError("mooncake_master does not start")
 
     def kill(self) -> None:
-        """Kill it and wait for its end; may be called twice."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -66,7 +60,6 @@ class MooncakeMaster:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Have it stand still for as long as the block runs."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)  # until it has stopped

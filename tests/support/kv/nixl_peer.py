@@ -17,7 +17,6 @@ __all__ = ["NixlPeer", "small_config"]
 
 
 def small_config(**changes: Any) -> Any:
-    """Return a config that keeps to the loopback device."""
     from support.kv.p2p_ends import LOOPBACK_PEERS, SECRET
     from trencadis_kv.connectors.nixl.config import NixlConfig
 
@@ -25,12 +24,7 @@ def small_config(**changes: Any) -> Any:
 
 
 class NixlPeer:
-    """A running one; a context manager that kills it.
-
-    Args:
-        role: ``lend`` or ``write``.
-        block_bytes: Of a block, which is a piece, too.
-    """
+    """A running one; a context manager that kills it."""
 
     def __init__(self, role: str, block_bytes: int) -> None:
         self.process = subprocess.Popen(
@@ -42,12 +36,10 @@ class NixlPeer:
         )
 
     def read(self) -> str:
-        """Return the next line that it says."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def say(self, line: str = "") -> None:
-        """Give it a line."""
         assert self.process.stdin is not None
         print(line, file=self.process.stdin, flush=True)
 

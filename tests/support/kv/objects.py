@@ -15,7 +15,6 @@ from trencadis_kv.store.object_directory import ObjectDirectory
 
 
 def layout_of(dtype: str = "float32", item_bytes: int = 4, *, first_head: int = 0) -> KVLayout:
-    """Return two layers of two heads of four elements, three tokens to a block."""
     return KVLayout(
         parts=tuple(
             KVPart(layer=layer, kind=kind, num_heads=2, head_dim=4, dtype=dtype, item_bytes=item_bytes)
@@ -56,7 +55,6 @@ class Blocks:
             self.directory.write(self.description_key, [memoryview(description.to_json())])
 
     def add(self, number: int, *, payload: bytes | None = None, codec_flags: int = 0) -> str:
-        """Write a block; its bytes are those of a codec if given. Returns its key."""
         if payload is None:
             payload = np.random.default_rng(number).bytes(self.layout.block_bytes)
         block_hash = hashlib.blake2b(str(number).encode(), digest_size=32).digest()
@@ -76,5 +74,4 @@ class Blocks:
 
 
 def contents(directory: ObjectDirectory) -> dict[str, bytes | None]:
-    """Return every object of a directory by its key."""
     return {found.key: directory.read(found.key) for found in directory.objects()}

@@ -57,25 +57,21 @@ class Producer:
     me: Identity
 
     def connect(self, **changes: Any) -> PeerConnection:
-        """Return a connection of a consumer; ``changes`` are the prefix's."""
         return PeerConnection(attrs.evolve(self.prefix, **changes), self.me, connect_timeout_s=5.0)
 
     def pull(self, hashes: list[bytes], *, num_rows: int = 4, **changes: Any) -> NDArray[np.uint8]:
-        """Return blocks as a consumer gets them."""
         rows: list[NDArray[np.uint8]] = []
         with self.connect(**changes) as connection:
             connection.pull(hashes, lambda _, some: rows.append(some.copy()), num_rows=num_rows, timeout_s=5.0)
         return np.concatenate(rows) if rows else np.empty((0, self.data.shape[1]), np.uint8)
 
     def raw(self) -> tuple[socket.socket, FrameStream]:
-        """Return a bare connection."""
         connection = socket.create_connection(("127.0.0.1", self.node.server.port))
         return connection, FrameStream(connection, timeout_s=5.0)
 
 
 @contextlib.contextmanager
 def producing(*, codec: KVCodec | None = None, transport: Transport | None = None, **config: Any) -> Iterator[Producer]:
-    """Have a producer for as long as the block runs."""
     clock = SimulatedClock()
     node = Node(p2p_config(**config), clock=clock, model="m", codec=codec, transport=transport)
     array = np.random.default_rng(0).integers(0, 2**60, NUM_BLOCKS * 4)

@@ -33,10 +33,6 @@ NUM_BLOCKS = 10
 class Decoder(Station):
     """An engine that lets engines at these ports compute its prompts.
 
-    Args:
-        ports: On loopback.
-        config: Arguments of ``Station``.
-
     Attributes:
         books: What its connector was told of every transfer id.
     """
@@ -63,20 +59,17 @@ def decoder(*ports: int, **config: Any) -> Iterator[Decoder]:
 
 
 def port_of(station: Station) -> int:
-    """Return where others reach it."""
     port: int = station.node.server.port
     return port
 
 
 def serve(one: Station, *others: Station, prompt: tuple[int, ...] = PROMPT) -> FinishedSequence:
-    """Serve one request to its end, while the others go on as well."""
     name = one.add(prompt, max_tokens=6)
     eventually(lambda: name in one.ends, of=(one, *others))
     return one.ends[name]
 
 
 def firsts_of(one: Station) -> dict[str, int]:
-    """Return what became of first tokens that others chose."""
     return dict(one.engine.stage("transfer").first_tokens.results)
 
 

@@ -24,10 +24,6 @@ _READY = "Ready to accept connections"
 class RedisServer:
     """A server process.
 
-    Args:
-        tls: A folder with ``cert.pem`` and ``key.pem``: the port speaks TLS, and asks for no certificate.
-        options: Of the command line, such as ``maxmemory="2mb"``; underscores are dashes.
-
     Attributes:
         port: TCP, on 127.0.0.1; stays the same when it is started again.
         socket_path: Of its unix socket.
@@ -44,7 +40,6 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """What a config names."""
         return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -64,12 +59,10 @@ class RedisServer:
         raise AssertionError("redis-server does not start: " + "".join(log[-5:]))
 
     def signal(self, number: int) -> None:
-        """Send a signal, such as ``SIGSTOP``."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it and wait for its end; may be called twice."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -78,13 +71,11 @@ class RedisServer:
             self._process = None
 
     def close(self) -> None:
-        """Kill it and clear up."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Have it stand still for as long as the block runs."""
         assert self._process is not None
         self.signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)  # until it has stopped

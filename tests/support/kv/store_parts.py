@@ -22,7 +22,6 @@ BLOCK_BYTES = 2 * BLOCK_SIZE * 8
 
 
 def make_pool(num_blocks=16):
-    """Return a pool of random blocks."""
     noise = np.random.default_rng(1)
     arrays = [noise.integers(0, 2**60, num_blocks * BLOCK_SIZE) for _ in range(2)]
     return FakeKVCache(arrays, block_size=BLOCK_SIZE)
@@ -39,7 +38,6 @@ def hashes_of(*numbers):
 
 
 def make_parts(make_store=None, *, codec=None, policy=None, clock=None, **settings):
-    """Return the parts of a connector over a dictionary."""
     clock = clock or SimulatedClock()
     objects = {}
     chosen = StoreSettings(**{"close_timeout_s": 1.0, **settings})

@@ -21,7 +21,6 @@ from trencadis_testing.doubles import LoopConnector
 
 
 def tiers(children, *, clock=None, policy=None, **options):
-    """Returns a tiered connector over children given by name, in their order."""
 
     def make(noun, name):
         if noun == "kv_policy" and policy is None:
@@ -35,7 +34,6 @@ def tiers(children, *, clock=None, policy=None, **options):
 
 
 def loop(**options):
-    """Returns a connector over a dictionary."""
     return LoopConnector(**options).pair()
 
 
@@ -102,7 +100,6 @@ class RaisingWorker(KVWorkerSide):
 
 
 def raising():
-    """Returns a connector that raises at every call."""
     return ConnectorPair(scheduler=RaisingScheduler(), worker=RaisingWorker())
 
 
@@ -203,5 +200,4 @@ class ScriptedWorker(KVWorkerSide):
 
 
 def scripted(**options):
-    """Returns a connector that does what a test says."""
     return ConnectorPair(scheduler=ScriptedScheduler(**options), worker=ScriptedWorker())

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import subprocess
 import sys
@@ -31,34 +30,6 @@ def test_it_is_heard_and_ends_in_order(quick_server: tuple[str, str]) -> None:
         assert lines == ["[both 0] Listening at somewhere", "[both 0] Ready: both"]
         await process.end()
         assert await process.ended() == 0
-
-    asyncio.run(asyncio.wait_for(main(), 30))
-
-
-def test_one_that_fails_is_not_ready_and_says_why(quick_server: tuple[str, str]) -> None:
-    async def main() -> None:
-        lines: list[str] = []
-        process = MemberProcess(member("--fails=yes"), lines.append, command=quick_server)
-        await process.start()
-        assert not await process.ready()
-        assert await process.ended() == 3
-        assert lines[-1] == "[both 0] error: it cannot"
-
-    asyncio.run(asyncio.wait_for(main(), 30))
-
-
-def test_kill_is_told_by_its_signal_and_it_may_start_again(quick_server: tuple[str, str]) -> None:
-    async def main() -> None:
-        process = MemberProcess(member(), lambda _: None, command=quick_server)
-        await process.start()
-        assert await process.ready()
-        first = process.pid
-        process.kill()
-        assert await process.ended() == -signal.SIGKILL
-        await process.start()
-        assert await process.ready()
-        assert process.pid != first
-        await process.end()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 

@@ -106,16 +106,6 @@ def test_it_is_ready_in_any_case_and_says_who_knows_nobody(
     assert [line for line in lines if "has found" in line] == [f"decode 0 {said}", f"decode 1 {said}"]
 
 
-def test_stopped_while_they_have_not_met_it_ends_and_was_never_ready(quick_server: tuple[str, str]) -> None:
-    async def use(scene: Scene) -> None:
-        await scene.until("Ready: ", times=3)
-        scene.cluster.stop()
-
-    code, lines = run(quick_server, use, flags=("--meets=1000",))
-    assert code == 0
-    assert not [line for line in lines if "Cluster ready" in line or "has found" in line]
-
-
 def test_who_computes_prompts_and_dies_is_started_again(
     quick_server: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,39 +34,6 @@ def places(matches):
     return [(match.position, match.skip, match.num_tokens) for match in matches]
 
 
-def test_chunks_are_found_in_any_order_at_any_place():
-    a, b = tokens(1), tokens(2, 20)
-    prompt = np.concatenate([tokens(3, 5), b, a, tokens(4, 3), b, tokens(5, 7)])
-    matches = find(index_of(a, b), ME, prompt)
-    assert places(matches) == [(5, 0, 20), (25, 0, 32), (60, 0, 20)]
-    assert [match.key for match in matches] == [chunk_key(ME, b), chunk_key(ME, a), chunk_key(ME, b)]
-    assert [match.chunk_tokens for match in matches] == [20, 32, 20]
-
-
-def test_chunk_counts_as_far_as_its_tokens_agree():
-    a = tokens(1)
-    changed = a.copy()
-    changed[20] += 1
-    assert places(find(index_of(a), ME, changed)) == [(0, 0, 20)]
-    changed[7] += 1
-    assert find(index_of(a), ME, changed) == []
-    assert places(find(index_of(a), ME, a[:11])) == [(0, 0, 11)], "a prompt that ends within the chunk"
-
-
-def test_longest_of_those_that_begin_alike_is_taken():
-    a = tokens(1)
-    short, other = a[:12].copy(), np.concatenate([a[:16], tokens(9, 16)])
-    assert places(find(index_of(short, a, other), ME, a)) == [(0, 0, 32)]
-
-
-def test_tokens_in_front_that_are_not_wanted_are_skipped():
-    a, b = tokens(1), tokens(2)
-    prompt = np.concatenate([a, b])
-    assert places(find(index_of(a, b), ME, prompt, first=10)) == [(10, 10, 22), (32, 0, 32)]
-    assert places(find(index_of(a, b), ME, prompt, first=32)) == [(32, 0, 32)]
-    assert find(index_of(a), ME, a, first=32) == []
-
-
 def test_crafted_collision_is_refused_because_tokens_are_compared():
     """Whoever knew the base could do this: two runs with one hash."""
     windows = WindowHash(8, base=3)
@@ -110,24 +77,3 @@ def test_forgotten_chunk_is_not_found_and_can_come_back():
         index.forget(ME, chunk_key(ME, chunk))
     assert find(index, ME, a) == []
     assert not index._tables
-
-
-def test_what_is_found_is_there_whatever_the_prompt():
-    """Prompts sewn together at random: every match is a chunk's run, none lies over another, and no whole chunk is missed."""
-    rng = np.random.default_rng(0)
-    chunks = [tokens(seed, int(rng.integers(8, 40))) for seed in range(12)]
-    index, by_key = index_of(*chunks), {chunk_key(ME, chunk): chunk for chunk in chunks}
-    for _ in range(50):
-        parts, expected = [], 0
-        for _ in range(6):
-            which = int(rng.integers(0, 12))
-            parts += [chunks[which], tokens(int(rng.integers(1000, 2000)), int(rng.integers(0, 4)))]
-            expected += len(chunks[which])
-        prompt = np.concatenate(parts)
-        matches, end = find(index, ME, prompt), 0
-        for match in matches:
-            assert match.position >= end
-            end = match.position + match.num_tokens
-            run = by_key[match.key][match.skip : match.skip + match.num_tokens]
-            assert (prompt[match.position : end] == run).all()
-        assert sum(match.num_tokens for match in matches) == expected

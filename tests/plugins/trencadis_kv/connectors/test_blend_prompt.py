@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from trencadis_kv.connectors.blend.messages import ChunkPlace
+from trencadis.errors import TransferError
+from trencadis.records import TransferCause
+from trencadis_kv.connectors.blend.config import BlendConfig
+from trencadis_kv.connectors.blend.messages import (
+    AssembleOrder,
+    BlendOrders,
+    ChunkPlace,
+    SaveChunkOrder,
+    decode_orders,
+    encode_orders,
+)
 from trencadis_kv.connectors.blend.prompt import FoundChunks, PromptTokens, WindowHash, blend_ratio_of, wants_blend
 
 
@@ -47,14 +58,6 @@ def test_hashes_are_those_of_the_definition(length, base):
     tokens = np.random.default_rng(length).integers(0, 2**31 - 1, length).astype(np.int32)
     found = WindowHash(5, base=base).of(tokens)
     assert found.tolist() == by_definition(tokens.tolist(), 5, base)
-
-
-def test_hash_of_a_run_does_not_depend_on_where_it_stands():
-    windows = WindowHash(16)
-    run = np.random.default_rng(0).integers(0, 50_000, 16).astype(np.int32)
-    for before in (0, 1, 999, 70_000):
-        text = np.concatenate([np.full(before, 7, np.int32), run, np.full(3, 9, np.int32)])
-        assert windows.of(text)[before] == windows.of(run)[0]
 
 
 def test_base_is_drawn_anew_each_time():
@@ -123,3 +126,49 @@ def test_part_is_what_looking_at_every_chunk_gives(steps, first, block_size, num
         return
     whole = [(place.position, place.num_tokens, place.skip) for place in part.places]
     assert (part.end, whole, part.num_tokens, part.num_late_tokens, part.num_read_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ratio": 1.5},
+        {"ratio": -0.1},
+        {"saves": "some"},
+        {"chunk_tokens": 64, "min_chunk_tokens": 65},
+        {"capacity_bytes": 0},
+        {"min_found_ratio": 2},
+        {"num_first_tokens": -1},
+        {"step_budget_s": 0},
+    ],
+)
+def test_impossible_values_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong)) if len(wrong) == 1 else "min_chunk_tokens"):
+        BlendConfig(**wrong)
+
+
+def test_orders_arrive_as_they_were_sent():
+    orders = BlendOrders(
+        saves=[SaveChunkOrder(3, b"k" * 32, 20, 7, 6, [0, 2], [9, 4])],
+        assemblies=[AssembleOrder(5, b"\x01\x00\x00\x00", 4, [1, 2], [ChunkPlace(b"c" * 32, 64, 3, 4, 20)], 0.25)],
+        cancels=[8],
+    )
+    assert decode_orders(encode_orders(orders)) == orders
+
+
+def test_nothing_to_do_is_an_empty_message():
+    assert encode_orders(BlendOrders()) == b""
+    assert decode_orders(b"") == BlendOrders()
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (b"\xff", TransferCause.CORRUPT),
+        (msgspec.msgpack.encode([1, [["x"]]]), TransferCause.CORRUPT),
+        (msgspec.msgpack.encode([2]), TransferCause.INCOMPATIBLE),
+    ],
+)
+def test_what_is_no_message_is_refused(message, cause):
+    with pytest.raises(TransferError) as caught:
+        decode_orders(message)
+    assert caught.value.cause == cause

@@ -8,28 +8,12 @@ import math
 import pytest
 
 from support.kv.blend_pairs import BLOCK, FIRST, PROMPT, A, B, BlendHands, C, document
-from trencadis.errors import TransferError
-from trencadis.records import ConnectorReport, FailedLoad, TransferCause
+from trencadis.records import ConnectorReport, FailedLoad
 from trencadis_kv.connectors.blend import scheduler as blend_scheduler
 from trencadis_kv.connectors.blend.config import BlendConfig
 from trencadis_kv.connectors.blend.messages import decode_orders
 from trencadis_kv.connectors.blend.scheduler import BlendShare
 from trencadis_kv.interfaces import KVPolicy
-
-
-def test_failures_are_counted_and_logged(caplog):
-    hands = BlendHands()
-    with caplog.at_level(logging.WARNING):
-        hands.shared.failed(TransferError("gone.", cause=TransferCause.EVICTED), "load")
-    assert hands.shared.counters.value("transfer_failures_total", cause="evicted") == 1
-    assert "KV load of blend failed (evicted): gone." in caplog.text
-    hands.close()
-
-
-def test_each_thread_gets_a_connection_of_its_own():
-    hands = BlendHands()
-    assert hands.shared.client() is not hands.shared.client()
-    hands.close()
 
 
 def test_all_tokens_go_through_the_first_layers_and_a_share_through_the_rest():
@@ -98,15 +82,6 @@ def test_fill_names_all_blocks_and_where_chunks_lie(hands):
     assert len(assembly.token_ids) == 4 * found.num_tokens == 4 * 48
 
 
-def test_plan_that_is_not_used_is_forgotten(hands):
-    hands.learn(FIRST)
-    found = hands.lookup(PROMPT, ratio=0.2)
-    assert found.num_tokens
-    hands.pair.scheduler.on_unused(found.transfer_id)
-    assert not hands.pair.scheduler._plans
-    assert hands.lookup(PROMPT, ratio=0.2).num_tokens == found.num_tokens
-
-
 def test_long_prompt_is_pending_until_it_was_worked_through(hands):
     """With the answer that a short one gets at once; the local hit that counts is the one at the end."""
     hands.learn(FIRST)
@@ -130,15 +105,6 @@ def test_request_that_is_aborted_while_its_lookup_is_pending_leaves_nothing(hand
         assert len(scheduler._lookups) == 0
     assert not scheduler._plans
     assert not scheduler._filling
-
-
-def test_hit_that_was_of_no_use_is_kept_until_the_request_is_gone(hands):
-    hands.learn(FIRST)
-    found = hands.lookup(PROMPT, ratio=0.2)
-    hands.pair.scheduler.on_unused(found.transfer_id)
-    assert len(hands.pair.scheduler._lookups) == 1
-    hands.pair.scheduler.on_abandoned(hands.request(PROMPT))
-    assert len(hands.pair.scheduler._lookups) == 0
 
 
 def test_request_that_does_not_ask_is_not_held_up_and_learnt_from_meanwhile(hands):
@@ -213,12 +179,6 @@ def test_prompt_with_little_of_it_found_is_computed(hands):
     assert hands.shared.counters.value("lookups_total", result="miss") == 1
 
 
-def test_chunk_shorter_than_the_least_is_not_worth_it(hands):
-    hands.learn((*A, 9))
-    assert hands.lookup((*A[:7], 96, 96, 96), ratio=0.2).num_tokens == 0
-    assert hands.lookup((*A, 5), ratio=0.2, local=12).num_tokens == 0, "four tokens behind the local hit"
-
-
 def test_prompt_that_is_computed_as_quickly_is_declined():
     hands = BlendHands(policy=Careful)
     hands.learn(FIRST)
@@ -226,17 +186,6 @@ def test_prompt_that_is_computed_as_quickly_is_declined():
     hands.pair.scheduler.on_step(num_tokens=1000, device_s=1.0)
     assert hands.lookup(PROMPT, ratio=0.999).num_tokens == 0
     assert hands.shared.counters.value("lookups_total", result="declined") == 1
-    hands.close()
-
-
-def test_measured_cost_counts():
-    """One layer: everything goes through it, so nothing is gained whatever the ratio; unless blending turns out to be quick."""
-    hands = BlendHands(policy=Careful)
-    hands.learn(FIRST)
-    hands.pair.scheduler.on_step(num_tokens=1000, device_s=1.0)
-    assert hands.lookup(PROMPT, ratio=0.0).num_tokens == 0
-    hands.pair.scheduler._share._factor = 0.5
-    assert hands.lookup(PROMPT, ratio=0.0).num_tokens > 0
     hands.close()
 
 
@@ -274,11 +223,3 @@ def test_separator_says_where_chunks_begin():
     found = hands.lookup((*A[:14], 95, 96, 7), ratio=0.2)
     assert found.num_tokens == 16
     hands.close()
-
-
-def test_metrics_are_text_with_the_connectors_name(hands):
-    hands.learn(FIRST)
-    hands.lookup(PROMPT, ratio=0.2)
-    text = hands.pair.scheduler.metrics()
-    assert 'trencadis_kv_lookups_total{connector="blend",result="hit"} 1.0' in text
-    assert 'trencadis_kv_tokens_total{connector="blend",direction="save"} 48.0' in text

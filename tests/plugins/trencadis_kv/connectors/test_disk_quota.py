@@ -51,20 +51,6 @@ def test_what_was_unused_for_longest_goes_until_the_low_water_mark(directory):
     assert kept(directory) == list(range(8, 15))
 
 
-def test_directory_within_its_limit_keeps_everything(directory):
-    fill(directory, {number: 10 * number for number in range(10)})
-    assert make(directory).sweep() == 0
-    assert kept(directory) == list(range(10))
-
-
-def test_no_limit_keeps_everything(directory):
-    fill(directory, dict.fromkeys(range(30), 1.0))
-    room = make(directory, max_bytes=0)
-    assert room.sweep() == 0
-    assert room.take(10**15)
-    assert len(kept(directory)) == 30
-
-
 def test_objects_that_were_read_stay(directory):
     fill(directory, {number: 100_000 - number for number in range(15)})
     for number in (0, 3):
@@ -80,13 +66,6 @@ def test_object_used_while_others_are_counted_is_not_evicted(directory, monkeypa
     monkeypatch.setattr(room, "_count", lambda now: (count(now), directory.read(key(0)))[0])
     room.sweep()
     assert 0 in kept(directory)
-
-
-def test_objects_of_all_sizes_are_counted_by_their_bytes(directory):
-    fill(directory, {0: 50.0}, num_bytes=900)
-    fill(directory, {1: 40.0, 2: 30.0}, num_bytes=60)
-    make(directory, low_water_ratio=0.5).sweep()
-    assert kept(directory) == [1, 2]
 
 
 def test_what_is_no_object_is_neither_counted_nor_deleted(directory):
@@ -135,20 +114,6 @@ def test_object_larger_than_the_limit_is_never_taken(directory):
     assert not make(directory).take(1001)
 
 
-def test_estimate_is_put_right_by_a_sweep(directory):
-    room = make(directory)
-    directory.check()
-    room.opened()
-    room.closed()
-    while room.take(100):
-        pass
-    room._stop.clear()
-    fill(directory, dict.fromkeys(range(5), 1.0))
-    room.sweep()
-    room._stop.set()
-    assert [room.take(100) for _ in range(6)] == [True] * 5 + [False]
-
-
 def test_limit_that_is_reached_starts_a_sweep_on_a_thread(directory):
     fill(directory, {number: 1000 - number for number in range(10)})
     room = make(directory, low_water_ratio=0.5)
@@ -176,15 +141,6 @@ def test_first_store_has_the_directory_counted_and_the_last_one_ends_that(direct
     assert not room._stop.is_set()
     room.closed()
     assert room._stop.is_set()
-
-
-def test_sweep_ends_when_the_engine_closes_and_evicts_nothing_half_counted(directory):
-    fill(directory, dict.fromkeys(range(30), 1.0))
-    room = make(directory)
-    room.opened()
-    room.closed()
-    room.sweep()
-    assert len(kept(directory)) == 30 or not room._sweeper.is_alive()
 
 
 def test_directory_that_is_only_read_is_left_as_it_is(directory):

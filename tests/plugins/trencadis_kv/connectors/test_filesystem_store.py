@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
 from trencadis.errors import TransferError
+from trencadis_kv.connectors.filesystem.config import FilesystemConfig
 from trencadis_kv.connectors.filesystem.connector import FilesystemStore, default_path
 from trencadis_kv.connectors.filesystem.disk_quota import DiskQuota
 from trencadis_kv.store.object_directory import ObjectDirectory
@@ -63,19 +63,6 @@ def views(*data: bytes) -> list[list[memoryview]]:
     return [[memoryview(one[:2]), memoryview(one[2:])] for one in data]
 
 
-def read(store: FilesystemStore, keys: list[str], num_bytes: int = 64) -> list[bytes | None]:
-    targets = [bytearray(num_bytes) for _ in keys]
-    sizes = store.get(keys, [memoryview(target) for target in targets])
-    return [None if size < 0 else bytes(target[:size]) for size, target in zip(sizes, targets, strict=True)]
-
-
-def test_objects_come_back_and_those_not_there_are_told_from_empty_ones(tmp_path, stores):
-    store = stores(tmp_path)
-    assert store.put(KEYS[:3], views(b"one", b"", b"three and more")) == 3
-    assert read(store, [KEYS[2], KEYS[4], KEYS[1], KEYS[0]]) == [b"three and more", None, b"", b"one"]
-    assert read(store, KEYS[2:3], num_bytes=5) == [None]
-
-
 def test_only_a_leading_run_of_keys_counts(tmp_path, stores):
     store = stores(tmp_path)
     store.put([KEYS[0], KEYS[1], KEYS[3]], views(b"a", b"b", b"d"))
@@ -83,18 +70,6 @@ def test_only_a_leading_run_of_keys_counts(tmp_path, stores):
     assert store.contains(KEYS[3:]) == 1
     assert store.contains(KEYS[2:]) == 0
     assert store.contains([]) == 0
-
-
-def test_deleted_objects_are_gone_and_missing_ones_ignored(tmp_path, stores):
-    store = stores(tmp_path)
-    store.put(KEYS[:2], views(b"a", b"b"))
-    store.delete([KEYS[4], KEYS[0]])
-    assert read(store, KEYS[:2]) == [None, b"b"]
-
-
-def test_another_store_on_the_directory_sees_the_same(tmp_path, stores):
-    stores(tmp_path).put(KEYS[:1], views(b"shared"))
-    assert read(stores(tmp_path), KEYS[:1]) == [b"shared"]
 
 
 @pytest.mark.parametrize("call", ["contains", "get", "put", "delete"])
@@ -122,15 +97,6 @@ def test_objects_put_together_are_evicted_from_the_last_to_the_first(tmp_path, s
     store._room.sweep()
     assert store.contains(KEYS) == 1
     assert store.contains([KEYS[0][:-1] + "f"]) == 1
-
-
-def test_interrupt_while_no_call_runs_is_harmless(tmp_path, stores):
-    store = stores(tmp_path)
-    thread = threading.Thread(target=store.interrupt)
-    thread.start()
-    thread.join()
-    assert store.put(KEYS[:1], views(b"a")) == 1
-    assert store.contains(KEYS) == 1
 
 
 def test_store_that_may_grow_no_more_keeps_fewer(tmp_path, stores):
@@ -183,3 +149,23 @@ def test_path_by_default_is_that_of_caches(monkeypatch):
     assert default_path() == Path("/home/somebody/.cache/trencadis/kv")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
     assert default_path() == Path("/var/cache/trencadis/kv")
+
+
+def test_defaults_need_no_configuration_and_trust_nobody():
+    config = FilesystemConfig()
+    assert (config.path, config.max_bytes, config.trust_others) == ("", 32 * 2**30, False)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_bytes", -1),
+        ("low_water_ratio", 1.1),
+        ("low_water_ratio", -0.1),
+        ("min_free_ratio", 1.0),
+        ("namespace", ".."),
+    ],
+)
+def test_option_out_of_range_is_refused(option, value):
+    with pytest.raises(ValueError, match=option):
+        FilesystemConfig(**{option: value})

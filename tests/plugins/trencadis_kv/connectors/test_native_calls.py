@@ -62,15 +62,6 @@ def test_interrupt_ends_the_wait():
     assert seen == [TransferCause.CANCELLED]
 
 
-def test_interrupt_between_calls_is_harmless():
-    one = calls()
-    one.interrupt()
-    assert one.run(lambda: 1, timeout_s=5.0, what=WHAT) == 1
-    one.interrupt()
-    assert one.run(lambda: 2, timeout_s=5.0, what=WHAT) == 2
-    one.close()
-
-
 def test_nothing_runs_after_a_call_was_left_behind():
     one, go_on = calls(), threading.Event()
     with pytest.raises(TransferError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
@@ -20,7 +19,6 @@ from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.nixl.config import NixlConfig
 from trencadis_kv.connectors.nixl.connector import make_nixl
-from trencadis_kv.connectors.p2p.config import P2PConfig
 from trencadis_testing import KVConnectorConformance
 
 pytest.importorskip("nixl_cu12", reason='nixl is not installed: pip install "trencadis[nixl]"')
@@ -47,14 +45,6 @@ def test_blocks_of_another_process_land_piece_by_piece(transport):
     assert (receive_buffer.rows(0)[0] == 1).all()
     assert (receive_buffer.rows(0)[1:] == 7).all()
     assert (receive_buffer.rows(1) == 7).all()
-    receive_buffer.is_quiet = True
-    receive_buffer.close()
-
-
-def test_landing_knows_its_pieces(transport):
-    receive_buffer = transport.receive_buffer()
-    assert [receive_buffer.holds(index, rows) for index, rows in ((0, 2), (1, 1))] == [True, True]
-    assert [receive_buffer.holds(index, rows) for index, rows in ((0, 3), (2, 1), (-1, 1))] == [False, False, False]
     receive_buffer.is_quiet = True
     receive_buffer.close()
 
@@ -134,15 +124,6 @@ def test_library_that_does_not_start_is_an_error_that_names_the_settings(monkeyp
     with pytest.raises(ConfigError, match="NIXL does not start") as caught:
         one.open(BLOCK_BYTES)
     assert "kv_connector.nixl.transports and devices" in caught.value.hint
-
-
-def test_engine_that_nobody_writes_to_costs_no_processor_time(transport):
-    receive_buffer = transport.receive_buffer()
-    receive_buffer.is_quiet = True
-    receive_buffer.close()
-    start_s = time.process_time()
-    threading.Event().wait(0.5)
-    assert time.process_time() - start_s < 0.2, "a thread spins"
 
 
 pytest.importorskip("nixl_cu12", reason='nixl is not installed: pip install "trencadis[nixl]"')
@@ -228,50 +209,6 @@ def test_making_a_connector_imports_no_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-def test_producer_that_dies_in_the_middle_costs_a_recomputation_and_the_memory_it_knew() -> None:
-    with station(piece_bytes=96) as producer, station(piece_bytes=96) as consumer:
-        params = producer.prefill(PROMPT)
-        agent = producer.node.transport._agent
-        write, num_writes = agent.write, iter(range(100))
-
-        def die(*args: Any, **more: Any) -> None:
-            if next(num_writes) == 2:
-                raise TransferError("It died.", cause=TransferCause.UNREACHABLE)
-            write(*args, **more)
-
-        agent.write = die
-        end = pulled(producer, consumer, params)
-        assert end.token_ids.tolist() == true_text(PROMPT, 12)
-        assert consumer.num_found(end) < 4 * NUM_BLOCKS
-        assert consumer.count("transfer_failures", cause="unreachable") == 1
-        assert consumer.node.transport._agent.num_lost == 2
-        assert len(consumer.node.transport._agent._free) == 62
-
-
-def test_bytes_that_are_wrong_are_refused_piece_by_piece() -> None:
-    with station(piece_bytes=96) as producer, station(piece_bytes=96) as consumer:
-        params = producer.prefill(PROMPT)
-        agent = producer.node.transport._agent
-        write, num_writes = agent.write, iter(range(100))
-
-        def spoil(piece: int, num_bytes: int, **more: Any) -> None:
-            if next(num_writes) == 1:
-                agent.rows(piece)[0, 5] ^= 1
-            write(piece, num_bytes, **more)
-
-        agent.write = spoil
-        end = pulled(producer, consumer, params)
-        assert end.token_ids.tolist() == true_text(PROMPT, 12)
-        assert consumer.count("transfer_failures", cause="corrupt") == 1
-        assert consumer.num_found(end) == 4, "the first piece, of one block, is right"
-
-
-def test_table_has_the_settings_of_p2p_and_its_own():
-    config = NixlConfig(host="10.0.0.7", lease_s=5.0, devices="eth0")
-    assert isinstance(config, P2PConfig)
-    assert (config.host, config.lease_s, config.devices) == ("10.0.0.7", 5.0, "eth0")
 
 
 @pytest.mark.parametrize("changes", [{"protocol": "udp"}, {"num_pieces": 2}, {"piece_bytes": 0}])

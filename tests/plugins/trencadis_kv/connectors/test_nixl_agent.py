@@ -95,12 +95,6 @@ def test_library_says_nothing_on_the_standard_output(agent, capfd):
     assert logging.getLogger("nixl").propagate
 
 
-def test_names_are_of_one_incarnation(agent):
-    other = NixlAgent(check_package(), num_pieces=1, num_rows=1, block_bytes=4096)
-    assert agent.name != other.name
-    other.close()
-
-
 def test_what_is_written_is_there_when_the_call_returns(agent):
     with NixlPeer("lend", BLOCK_BYTES) as peer:
         target, (piece,) = target_of(peer), agent.take(1)

@@ -50,49 +50,35 @@ def test_only_named_addresses_are_pulled_from(host: str, port: int, is_allowed: 
     assert peers_of().allows(host, port) is is_allowed
 
 
-def test_stranger_is_mentioned_once_and_cannot_write_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_strangers_are_mentioned_once_and_fill_neither_memory_nor_the_log(caplog: pytest.LogCaptureFixture) -> None:
     peers = peers_of()
     for _ in range(3):
-        peers.allows("evil\nINFO all is well", 5)
+        assert not peers.allows("evil\nINFO all is well", 5)
     (record,) = caplog.records
     assert "\n" not in record.getMessage()
-
-
-def test_strangers_fill_neither_memory_nor_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    peers = peers_of()
     for number in range(3000):
         assert not peers.allows("127.0.0.1", 1 + number)
     assert len(caplog.records) == 64
     assert "No more such addresses are logged." in caplog.records[-1].getMessage()
 
 
-@pytest.mark.parametrize("cause", ["unreachable", "deadline"])
-def test_engine_that_cannot_be_reached_is_left_alone_for_a_while(cause: str) -> None:
-    clock = SimulatedClock()
-    peers = peers_of(clock)
-    peers.failed(PREFIX, TransferError("gone", cause=cause))
-    assert peers.is_down(PREFIX)
-    assert peers.num_down == 1
-    assert not peers.is_down(attrs.evolve(PREFIX, engine="its successor on the same port"))
-    clock.advance(5.1)
-    assert not peers.is_down(PREFIX)
-
-
-def test_engine_of_another_kind_is_left_alone_for_good_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("cause", "for_s"),
+    [("unreachable", 5.0), ("deadline", 5.0), ("incompatible", 1e6), ("lost", 0), ("corrupt", 0), ("raised", 0)],
+)
+@pytest.mark.representatives(6)
+def test_engine_is_left_alone_for_a_while_if_it_cannot_be_reached_and_for_good_if_it_is_of_another_kind(
+    cause: str, for_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = SimulatedClock()
     peers = peers_of(clock)
     for _ in range(2):
-        peers.failed(PREFIX, TransferError("another model", cause="incompatible"))
-    clock.advance(1e6)
-    assert peers.is_down(PREFIX)
-    assert len(caplog.records) == 1
-
-
-@pytest.mark.parametrize("cause", ["lost", "corrupt", "cancelled", "raised"])
-def test_other_failures_say_nothing_about_the_engine(cause: str) -> None:
-    peers = peers_of()
-    peers.failed(PREFIX, TransferError("?", cause=cause))
-    assert not peers.is_down(PREFIX)
+        peers.failed(PREFIX, TransferError("gone", cause=cause))
+    assert (peers.is_down(PREFIX), peers.num_down) == (for_s > 0, int(for_s > 0))
+    assert not peers.is_down(attrs.evolve(PREFIX, engine="its successor on the same port"))
+    clock.advance(for_s + 0.1 if for_s < 1e6 else for_s)
+    assert peers.is_down(PREFIX) == (cause == "incompatible")
+    assert cause != "incompatible" or len(caplog.records) == 1
 
 
 def background_calls() -> tuple[BackgroundCalls, Peers]:
@@ -133,25 +119,6 @@ def test_first_background_calls_many_threads_start_one_thread_and_closing_meanwh
     assert not [one for one in threading.enumerate() if one.name == "trencadis-p2p-calls"]
 
 
-def test_dead_producer_is_noted_and_not_tried_again() -> None:
-    calls, peers = background_calls()
-    with producing() as producer:
-        calls.identity = producer.me
-    calls.release(producer.prefix)
-    eventually(lambda: peers.is_down(producer.prefix))
-    calls.release(producer.prefix)
-    calls.close()
-
-
-def test_close_lets_what_waits_be_done() -> None:
-    calls, _ = background_calls()
-    with producing() as producer:
-        calls.identity = producer.me
-        calls.release(producer.prefix)
-        calls.close()
-        assert producer.node.holds.ends == {"released": 1}
-
-
 def test_nothing_runs_before_there_is_an_errand_and_too_many_are_dropped() -> None:
     calls, _ = background_calls()
     assert calls._thread is None
@@ -170,7 +137,7 @@ def registry_of(producer: Producer) -> PrefillPool:
     return PrefillPool([f"127.0.0.1:{producer.node.server.port}"], connect_timeout_s=1.0, heartbeat_s=0.01)
 
 
-def test_engine_that_answers_is_ready_and_says_what_it_has_to_do() -> None:
+def test_engine_that_answers_is_ready_says_what_it_has_to_do_and_is_found_again_when_it_comes_back() -> None:
     with producing() as producer:
         registry = registry_of(producer)
         assert registry.ready() == []
@@ -181,23 +148,14 @@ def test_engine_that_answers_is_ready_and_says_what_it_has_to_do() -> None:
         assert 0 < engine.rtt_s < 60
         producer.node.cost.computed(num_tokens=500, seconds=0.5)
         eventually(lambda: engine.state is not None and engine.state.tokens_per_s == pytest.approx(1000))
-        producer.node.remote_prefills.accepts = False
-        eventually(lambda: registry.ready() == [])
-        producer.node.remote_prefills.accepts = True
-        eventually(lambda: registry.ready() == [engine])
-        registry.close()
-        registry.close()
-
-
-def test_engine_that_dies_is_left_alone_and_one_that_comes_back_is_found() -> None:
-    with producing() as producer:
-        registry = registry_of(producer)
-        registry.start(producer.me)
-        eventually(lambda: len(registry.ready()) == 1)
+        for accepts in (False, True):
+            producer.node.remote_prefills.accepts = accepts
+            eventually(lambda accepts=accepts: bool(registry.ready()) == accepts)  # type: ignore[misc]
         port = producer.node.server.port
     eventually(lambda: registry.ready() == [])
     with producing(port=port):
         eventually(lambda: len(registry.ready()) == 1)
+        registry.close()
         registry.close()
 
 

@@ -22,6 +22,8 @@ from trencadis_kv.connectors.p2p import transport as p2p_transport
 from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.connectors.p2p.transport import SharedMemory, shared_memory
 from trencadis_kv.store.defaults import IdentityCodec
+from trencadis_kv.wire.stream import FrameStream
+from trencadis_kv.wire.stream_messages import Taken
 
 PROMPT = prompt_of(1, 41)
 NUM_BLOCKS = 10
@@ -90,41 +92,20 @@ def test_memory_outlives_the_process_that_lent_it(transport: SharedMemory) -> No
         assert transport.flight(target) is None, "its process is gone"
 
 
-def test_landing_knows_its_pieces(transport: SharedMemory) -> None:
-    receive_buffer = transport.receive_buffer()
-    assert receive_buffer is not None
-    assert [receive_buffer.holds(index, rows) for index, rows in ((0, 2), (1, 1))] == [True, True]
-    assert [receive_buffer.holds(index, rows) for index, rows in ((0, 3), (2, 1), (-1, 1))] == [False, False, False]
-    receive_buffer.close()
-    receive_buffer.close()
-
-
 def test_quiet_memory_is_lent_again_and_other_memory_is_not(transport: SharedMemory) -> None:
-    receive_buffer = transport.receive_buffer()
-    assert receive_buffer is not None
+    receive_buffer: Any = transport.receive_buffer()
     target = receive_buffer.target
     receive_buffer.is_quiet = True
     receive_buffer.close()
-    again = transport.receive_buffer()
-    assert again is not None
+    again: Any = transport.receive_buffer()
     assert again.target == target
-    late = transport.flight(target)
-    assert late is not None
+    late: Any = transport.flight(target)
     again.close()  # somebody may still write to it
-    fresh = transport.receive_buffer()
-    assert fresh is not None
+    fresh: Any = transport.receive_buffer()
     assert fresh.target != target
     fresh.rows(0)[:] = 3
     late.rows(0)[:] = 9
     assert (fresh.rows(0) == 3).all()
-
-
-def test_no_more_is_lent_than_there_are_pulls(transport: SharedMemory) -> None:
-    lent = [transport.receive_buffer() for _ in range(3)]
-    assert [one is None for one in lent] == [False, False, True]
-    assert lent[0] is not None
-    lent[0].close()  # not quiet: there is room for other memory
-    assert transport.receive_buffer() is not None
 
 
 def test_closed_transport_keeps_nothing_open() -> None:
@@ -266,20 +247,31 @@ def test_without_it_blocks_go_over_the_connection(lack: str, counted: Counted, m
         assert consumer.count("pulled_bytes", way="connection") == NUM_BLOCKS * consumer.node.block_bytes
 
 
-def test_wrong_bytes_are_refused_and_their_memory_is_never_used_again(
-    counted: Counted, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("wrong", ["bytes", "write fails", "gives back what was not lent"])
+@pytest.mark.representatives(3)
+def test_what_goes_wrong_ends_the_way_and_its_memory_is_never_used_again(
+    wrong: str, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(p2p_transport, "_PIECE_BYTES", 1)
-    write, number = p2p_transport._SharedFlight.write, iter(range(100))
+    write, number, send = p2p_transport._SharedFlight.write, iter(range(100)), FrameStream.send
 
-    def spoil(self: Any, index: int, num_rows: int, **more: Any) -> None:
+    def written(self: Any, index: int, num_rows: int, **more: Any) -> None:
         if next(number) == 4:
-            self.rows(index)[0, 3] ^= 1
+            if wrong == "write fails":
+                raise TransferError("The library took too long.", cause=TransferCause.DEADLINE)
+            self.rows(index)[0, 3] ^= wrong == "bytes"
         write(self, index, num_rows, **more)
 
-    monkeypatch.setattr(p2p_transport._SharedFlight, "write", spoil)
+    def sent(self: FrameStream, message: Any) -> None:
+        is_wrong = isinstance(message, Taken) and wrong == "gives back what was not lent"
+        send(self, Taken(index=-1) if is_wrong else message)
+
+    monkeypatch.setattr(p2p_transport._SharedFlight, "write", written)
+    monkeypatch.setattr(FrameStream, "send", sent)
     with Station() as producer, Station() as consumer:
-        assert consumer.num_found(pulled(producer, consumer)) == 4 * 4
-        assert consumer.count("transfer_failures", cause="corrupt") == 1
+        num_found = consumer.num_found(pulled(producer, consumer))
+        assert num_found == 4 * 4 if wrong != "gives back what was not lent" else num_found < 4 * NUM_BLOCKS
+        assert sum(consumer.count("transfer_failures", cause=cause) for cause in TransferCause) == 1
+        assert consumer.count("transfer_failures", cause="corrupt") == (wrong == "bytes")
         assert consumer.node.transport._free == []
         assert consumer.node.transport._num_left == consumer.node.config.num_pull_threads

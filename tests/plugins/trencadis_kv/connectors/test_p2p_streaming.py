@@ -43,22 +43,16 @@ class TestP2PByLayer(KVConnectorConformance):
 # ------------------------------------------------------------------------------------------------------- arrivals
 
 
-def test_layer_that_is_there_is_not_waited_for() -> None:
+@pytest.mark.parametrize(("event", "came"), [("layer", True), ("complete", True), ("incomplete", False)])
+@pytest.mark.representatives(3)
+def test_layer_that_comes_and_the_end_of_the_pull_end_every_wait(event: str, came: bool) -> None:
     arrivals = Arrivals((0, 1))
-    arrivals.came(1)
-    assert arrivals.wait(1, until_s=0.0)
-    assert not arrivals.are_all_there
-    arrivals.came(0)
-    assert arrivals.wait(0, until_s=0.0)
-    assert arrivals.are_all_there
-
-
-def test_layer_that_comes_while_it_is_waited_for_ends_the_wait() -> None:
-    arrivals = Arrivals((0,))
-    thread = threading.Timer(0.02, arrivals.came, [0])
+    happen = (lambda: arrivals.came(1)) if event == "layer" else lambda: arrivals.end(is_complete=event == "complete")
+    thread = threading.Timer(0.02, happen)
     thread.start()
-    assert arrivals.wait(0, until_s=time.monotonic() + _LONG_S)
+    assert arrivals.wait(1, until_s=time.monotonic() + _LONG_S) == came
     thread.join()
+    assert arrivals.are_all_there == (event == "complete")
 
 
 def test_load_that_was_missed_once_is_never_whole_again() -> None:
@@ -68,16 +62,6 @@ def test_load_that_was_missed_once_is_never_whole_again() -> None:
     arrivals.came(1)
     assert not arrivals.are_all_there
     assert not arrivals.wait(1, until_s=0.0)
-
-
-@pytest.mark.parametrize("is_complete", [True, False])
-def test_end_of_the_pull_ends_every_wait(is_complete: bool) -> None:
-    arrivals = Arrivals((0, 1))
-    thread = threading.Timer(0.02, lambda: arrivals.end(is_complete=is_complete))
-    thread.start()
-    assert arrivals.wait(1, until_s=time.monotonic() + _LONG_S) == is_complete
-    thread.join()
-    assert arrivals.are_all_there == is_complete
 
 
 # -------------------------------------------------------------------------------------------------- on the stream
@@ -182,12 +166,6 @@ def test_prefix_comes_while_its_sequence_runs_and_is_given_back() -> None:
         assert producer.node.holds.ends == {"released": 1}
 
 
-def test_what_came_by_layer_is_found_by_the_next_request() -> None:
-    with Station() as producer, consuming() as consumer:
-        served(producer, consumer, producer.prefill(PROMPT))
-        assert consumer.num_found(consumer.serve(PROMPT, max_tokens=12)) == NUM_PULLED
-
-
 def test_engine_that_sends_whole_blocks_is_waited_for_as_well() -> None:
     with Station(any_thread=False) as producer, consuming() as consumer:
         params = producer.prefill(PROMPT)
@@ -230,22 +208,6 @@ def test_fault_in_any_layer_costs_one_attempt_and_nobody_else(fault: str, at: in
         producer.until(lambda: producer.num_used_blocks == 0)
 
 
-def test_slow_engine_is_given_up_by_the_step_and_not_left_alone() -> None:
-    with Station() as producer, consuming(layer_wait_s=0.05) as consumer:
-        params = producer.prefill(PROMPT)
-        with FaultProxy(producer.node.server.port) as proxy:
-            proxy.to_client.set(bytes_per_s=500.0)
-            start_s = time.monotonic()
-            consumer.add(PROMPT, max_tokens=12, params=with_port(params, proxy.port))
-            consumer.step()
-            assert time.monotonic() - start_s < 9.0, "5 kB would have taken ten"
-            consumer.until(lambda: bool(consumer.ends))
-        (end,) = consumer.ends.values()
-        assert end.token_ids.tolist() == true_text(PROMPT, 12)
-        assert consumer.serve(PROMPT, max_tokens=4, params=producer.prefill(prompt_of(2, 41))) is not None
-        assert consumer.count("lookups", result="declined") == 0
-
-
 def test_request_that_is_aborted_beside_its_pull_releases_everything() -> None:
     with Station() as producer, consuming() as consumer:
         params = producer.prefill(PROMPT)
@@ -266,48 +228,34 @@ def soon() -> float:
     return time.monotonic() + PATIENCE_S
 
 
-def test_memory_is_set_aside_up_to_the_limit_and_comes_back_once() -> None:
-    pushes = Pushes(5 * BLOCK_BYTES)
-    first = pushes.open(PUSHED[:4], block_bytes=BLOCK_BYTES)
-    second = pushes.open(PUSHED[:4], block_bytes=BLOCK_BYTES)
-    assert first is not None
-    assert second is not None
-    assert (len(first.hashes), len(second.hashes)) == (4, 1)
-    assert pushes.num_bytes == first.num_bytes + second.num_bytes == 5 * BLOCK_BYTES
-    assert pushes.open(PUSHED, block_bytes=BLOCK_BYTES) is None
-    assert pushes.open([], block_bytes=BLOCK_BYTES) is None
-    for _ in range(2):
-        first.close()
-        first.end()
-    assert pushes.num_bytes == BLOCK_BYTES
-
-
 def test_memory_is_free_only_when_neither_side_uses_it() -> None:
     pushes = Pushes(BLOCK_BYTES)
-    for close_first in (True, False):
+    for first, last in (("close", "end"), ("end", "close")):
         push = pushes.open(PUSHED, block_bytes=BLOCK_BYTES)
         assert push is not None
-        steps = [push.close, push.end] if close_first else [push.end, push.close]
-        steps[0]()
+        getattr(push, first)()
         assert pushes.num_bytes == BLOCK_BYTES, "the other may still touch it"
-        steps[1]()
+        getattr(push, last)()
         assert pushes.num_bytes == 0
+
+
+def test_closing_cuts_what_comes_unless_all_is_there() -> None:
+    cuts: list[str] = []
+    for name, num_there in (("some", 1), ("all", 2)):
+        push = push_of(2)
+        push.begin(2, lambda name=name: cuts.append(name))  # type: ignore[misc]
+        for _ in range(num_there):
+            push.came()
+        push.close()
+        with pytest.raises(TransferError):
+            push.row(0)
+    assert cuts == ["some"]
 
 
 def push_of(num_blocks: int) -> Push:
     push = Pushes(1 << 20).open(PUSHED[:num_blocks], block_bytes=BLOCK_BYTES)
     assert push is not None
     return push
-
-
-def test_blocks_are_taken_as_they_come() -> None:
-    push = push_of(3)
-    push.begin(3, lambda: None)
-    for index in range(3):
-        push.row(index)[:] = index
-        push.came()
-        assert push.wait(index, until_s=soon())[:, 0].tolist() == list(range(index + 1))
-    assert len(push.wait(3, until_s=soon())) == 3, "these three are all, although the end was not sent"
 
 
 @pytest.mark.parametrize("how", ["end", "close", "fewer", "time"])
@@ -327,32 +275,3 @@ def test_nobody_waits_for_what_does_not_come(how: str) -> None:
         push.begin(1, lambda: None)
     waiter.join(PATIENCE_S)
     assert found == [0 if how == "close" else 1]
-
-
-def test_closing_cuts_what_comes_unless_all_is_there() -> None:
-    cuts: list[str] = []
-    for name, num_there in (("some", 1), ("all", 2)):
-        push = push_of(2)
-        push.begin(2, lambda name=name: cuts.append(name))  # type: ignore[misc]
-        for _ in range(num_there):
-            push.came()
-        push.close()
-        with pytest.raises(TransferError):
-            push.row(0)
-    late = push_of(2)
-    late.close()
-    late.begin(2, lambda: cuts.append("late"))
-    assert cuts == ["some", "late"]
-
-
-def test_push_is_taken_by_its_hold_id_once_and_what_is_left_is_closed() -> None:
-    pushes = Pushes(1 << 20)
-    one, two = (pushes.open(PUSHED, block_bytes=BLOCK_BYTES) for _ in range(2))
-    assert one is not None
-    assert two is not None
-    pushes.name("a", one)
-    pushes.name("b", two)
-    assert pushes.take("a") is one
-    assert pushes.take("a") is None
-    pushes.close()
-    assert (one.is_closed, two.is_closed) == (False, True)

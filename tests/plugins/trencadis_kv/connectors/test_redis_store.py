@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from support.kv.redis_objects import keys, num_clients, objects, read, stores, whole
+from support.faultproxy import FaultProxy
 from support.kv.redis_server import RedisServer, running_redis
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
@@ -81,8 +82,6 @@ def store_at() -> Iterator[Callable[..., RedisStore]]:
 
 
 # ------------------------------------------------------------------------------------------------ what works
-
-
 @pytest.mark.parametrize("door", ["tcp", "unix"])
 def test_what_was_put_is_got(server: RedisServer, store_at: Callable[..., RedisStore], door: str) -> None:
     url = server.url if door == "tcp" else f"unix://{server.socket_path}"
@@ -92,12 +91,6 @@ def test_what_was_put_is_got(server: RedisServer, store_at: Callable[..., RedisS
     assert server.run("GET", keys(40)[7]) == whole(todo[7])
 
 
-def test_another_connection_sees_what_was_put(server: RedisServer, store_at: Callable[..., RedisStore]) -> None:
-    todo = objects(3)
-    store_at(server).put(keys(3), todo)
-    assert read(store_at(server), 3) == [whole(pieces) for pieces in todo]
-
-
 def test_thousands_of_small_objects_go_through_the_windows(
     server: RedisServer, store_at: Callable[..., RedisStore]
 ) -> None:
@@ -105,13 +98,6 @@ def test_thousands_of_small_objects_go_through_the_windows(
     assert store.put(keys(1500), todo) == 1500
     assert read(store, 1500, 20) == [whole(pieces) for pieces in todo]
     assert store.contains(keys(1500)) == 1500
-
-
-def test_objects_that_are_not_there_are_told_apart(server: RedisServer, store_at: Callable[..., RedisStore]) -> None:
-    store, todo = store_at(server), objects(5)
-    store.put(keys(5), todo)
-    server.run("DEL", keys(5)[2])
-    assert [found is None for found in read(store, 5)] == [False, False, True, False, False]
 
 
 def test_object_longer_than_its_target_counts_as_not_there(
@@ -181,24 +167,7 @@ def test_closed_store_has_no_connection_and_stays_closed(
     assert num_clients(server) == 0
 
 
-def test_stores_of_several_threads_do_not_meet(server: RedisServer, store_at: Callable[..., RedisStore]) -> None:
-    todo, start = objects(20), threading.Barrier(4)
-
-    def work(number: int) -> list[bytes | None]:
-        store = store_at(server)
-        start.wait()
-        for _ in range(5):
-            store.put(keys(20), todo)
-            found = read(store, 20)
-        return found
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(work, range(4))) == [[whole(pieces) for pieces in todo]] * 4
-
-
 # ------------------------------------------------------------------------------------------------- refusals
-
-
 def test_wrong_password_is_unhealthy_in_words(store_at: Callable[..., RedisStore]) -> None:
     with running_redis(requirepass="right") as server:
         for password, word in (("wrong", "WRONGPASS"), ("", "NOAUTH")):
@@ -222,22 +191,214 @@ def test_user_of_the_access_control_list_is_signed_in(store_at: Callable[..., Re
             store.contains(["elsewhere"])
 
 
-def test_database_that_the_server_does_not_have_is_named(
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[FaultProxy]:
+    """A way to the empty server."""
+    with FaultProxy(server.port) as proxy:
+        yield proxy
+
+
+# ----------------------------------------------------------------------------------------- a server that is full
+def test_full_server_without_eviction_keeps_fewer(store_at: Callable[..., RedisStore]) -> None:
+    with running_redis(maxmemory="3mb", maxmemory_policy="noeviction") as server:
+        store, todo = store_at(server), objects(80)
+        kept = store.put(keys(80), todo)
+        assert 0 < kept < 80
+        assert server.run("DBSIZE") == kept
+        assert read(store, 80)[: kept // 2] == [whole(pieces) for pieces in todo[: kept // 2]]
+        assert num_clients(server) == 1, "a full server is no reason to reconnect"
+        assert store.put(keys(80)[-1:], todo[-1:]) == 0
+
+
+# ------------------------------------------------------------------------------------------------------ faults
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_connection_cut_while_reading_is_an_error_and_the_next_call_works(
+    server: RedisServer, proxy: FaultProxy, store_at: Callable[..., RedisStore], share: float
+) -> None:
+    store, todo = store_at(proxy), objects(8)
+    store.put(keys(8), todo)
+    before = proxy.num_connections
+    proxy.to_client.set(cut_at=int(8 * BLOCK_BYTES * share))
+    with pytest.raises(TransferError) as caught:
+        read(store, 8)
+    assert caught.value.cause == TransferCause.UNREACHABLE
+    assert read(store, 8) == [whole(pieces) for pieces in todo]
+    assert proxy.num_connections == before + 1
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_connection_cut_while_writing_leaves_only_whole_objects(
+    server: RedisServer, proxy: FaultProxy, store_at: Callable[..., RedisStore], share: float
+) -> None:
+    store, todo = store_at(proxy), objects(8)
+    store.contains(keys(1))
+    proxy.to_server.set(cut_at=int(8 * BLOCK_BYTES * share))
+    with pytest.raises(TransferError) as caught:
+        store.put(keys(8), todo)
+    assert caught.value.cause == TransferCause.UNREACHABLE
+    found = read(store, 8)
+    assert None in found
+    assert all(value in {None, whole(todo[number])} for number, value in enumerate(found))
+    assert store.put(keys(8), todo) == 8
+
+
+def test_server_that_is_killed_is_unreachable_until_it_is_back(store_at: Callable[..., RedisStore]) -> None:
+    with running_redis() as server:
+        store = store_at(server)
+        store.put(keys(2), objects(2))
+        server.kill()
+        for _ in range(2):
+            with pytest.raises(TransferError) as caught:
+                store.contains(keys(2))
+            assert caught.value.cause == TransferCause.UNREACHABLE
+            assert str(server.port) in str(caught.value)
+        server.start()
+        assert store.contains(keys(2)) == 0
+        assert store.put(keys(2), objects(2)) == 2
+
+
+def test_late_reply_is_never_taken_for_another_ones(server: RedisServer, store_at: Callable[..., RedisStore]) -> None:
+    store, todo = store_at(server, io_timeout_s=0.1), objects(6)
+    store.put(keys(6), todo)
+    with server.stopped(), pytest.raises(TransferError) as caught:
+        read(store, 3)
+    assert caught.value.cause == TransferCause.DEADLINE
+    targets = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(3)]
+    assert list(store.get(keys(6)[3:], targets)) == [BLOCK_BYTES] * 3
+    assert [bytes(target) for target in targets] == [whole(pieces) for pieces in todo[3:]]
+
+
+def test_connection_with_a_reply_under_way_is_given_up_at_once(
+    proxy: FaultProxy, store_at: Callable[..., RedisStore]
+) -> None:
+    """Although nothing of the late reply can be seen yet when the next call begins."""
+    store = store_at(proxy, io_timeout_s=0.1)
+    store.put(keys(1), objects(1))
+    before = proxy.num_connections
+    proxy.to_client.set(stall_at=0)
+    for number in (1, 2):
+        with pytest.raises(TransferError) as caught:
+            store.contains(keys(number))
+        assert caught.value.cause == TransferCause.DEADLINE
+    assert proxy.num_connections == before + 1
+
+
+def test_idle_connection_that_the_server_ended_is_made_again_without_an_error(
     server: RedisServer, store_at: Callable[..., RedisStore]
 ) -> None:
-    with pytest.raises(TransferError, match="DB index is out of range"):
-        store_at(server, url=f"{server.url}/99").contains(keys(1))
+    store = store_at(server)
+    store.put(keys(1), objects(1))
+    assert server.run("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") == 1
+    assert store.contains(keys(1)) == 1
 
 
-def test_replica_takes_nothing_and_says_so(server: RedisServer, store_at: Callable[..., RedisStore]) -> None:
-    with running_redis() as replica:
-        replica.run("REPLICAOF", "127.0.0.1", str(server.port))
-        with pytest.raises(TransferError, match="READONLY") as caught:
-            store_at(replica).put(keys(1), objects(1))
-        assert caught.value.cause == TransferCause.UNREACHABLE
+@pytest.mark.slow
+def test_every_flipped_bit_of_a_frame_is_noticed_or_harmless(
+    proxy: FaultProxy, store_at: Callable[..., RedisStore]
+) -> None:
+    """A reply that is damaged outside its payload never moves the border to the next one."""
+    store, todo = store_at(proxy, io_timeout_s=0.15), objects(2, 20)
+    store.put(keys(2), todo)
+    frame = len("$20\r\n" + 20 * "x" + "\r\n")
+    for at in [*range(5), *range(25, 32), *range(frame + 25, 2 * frame)]:
+        proxy.to_client.set(flip_at=at)
+        try:
+            found = read(store, 2, 20)
+        except TransferError:
+            found = []
+        assert all(value in {None, whole(todo[number])} for number, value in enumerate(found)), f"byte {at}"
+        proxy.set_passing()
+        assert read(store, 2, 20) == [whole(pieces) for pieces in todo], f"after byte {at}"
 
 
-def test_unix_socket_that_is_not_there_is_named(store_at: Callable[..., RedisStore]) -> None:
-    with pytest.raises(TransferError, match=r"unix:///nowhere/redis\.sock") as caught:
-        redis_stores(RedisConfig(url="unix:///nowhere/redis.sock"))().contains(keys(1))
-    assert caught.value.cause == TransferCause.UNREACHABLE
+@pytest.mark.parametrize("end", ["interrupt", "close"])
+def test_call_that_waits_can_be_ended_from_another_thread(
+    proxy: FaultProxy, store_at: Callable[..., RedisStore], end: str
+) -> None:
+    store = store_at(proxy, io_timeout_s=30.0)
+    store.put(keys(1), objects(1))
+    proxy.to_client.set(stall_at=100)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read, store, 1)
+        assert proxy.to_client.happened.wait(60)
+        getattr(store, end)()
+        with pytest.raises(TransferError) as caught:
+            reading.result(60)
+    assert caught.value.cause == TransferCause.CANCELLED
+    proxy.set_passing()
+    if end == "interrupt":
+        assert store.contains(keys(1)) == 1
+    else:
+        with pytest.raises(TransferError, match="closed"):
+            store.contains(keys(1))
+
+
+def test_connecting_can_be_ended_from_another_thread(store_at: Callable[..., RedisStore]) -> None:
+    with running_redis() as server:
+        store = store_at(server, io_timeout_s=30.0)
+        with server.stopped(), ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(store.contains, keys(1))  # the kernel accepts; the sign-in waits
+            while not asking.done():
+                store.interrupt()
+            with pytest.raises(TransferError) as caught:
+                asking.result()
+        assert caught.value.cause == TransferCause.CANCELLED
+
+
+def test_interrupt_between_calls_is_harmless(proxy: FaultProxy, store_at: Callable[..., RedisStore]) -> None:
+    store = store_at(proxy)
+    store.interrupt()
+    store.put(keys(1), objects(1))
+    before = proxy.num_connections
+    store.interrupt()
+    assert store.contains(keys(1)) == 1
+    assert proxy.num_connections == before, "the connection was lost"
+
+
+__all__ = ["BLOCK_BYTES", "keys", "num_clients", "objects", "read", "stores", "whole"]
+
+
+BLOCK_BYTES = 100_000
+
+
+@contextlib.contextmanager
+def stores() -> Iterator[Callable[..., RedisStore]]:
+    """Give what makes stores at a server, or at a way to one; they are closed when the block ends."""
+    made = []
+
+    def make(where: RedisServer | FaultProxy, **options: Any) -> RedisStore:
+        store = redis_stores(RedisConfig(**{"url": f"redis://127.0.0.1:{where.port}", **options}))()
+        made.append(store)
+        return store
+
+    yield make
+    for store in made:
+        store.close()
+
+
+def keys(count: int) -> list[str]:
+    return [f"kv1/default/{'ab' * 16}/0.0.0-8/{number:064x}" for number in range(count)]
+
+
+def objects(count: int, num_bytes: int = BLOCK_BYTES) -> list[list[memoryview]]:
+    """Return objects of three pieces, one of them empty, each of a content of its own. Pure."""
+    pattern = bytes(range(256)) * (num_bytes // 256 + 2)
+    return [
+        [memoryview(b"%08d" % number), memoryview(b""), memoryview(pattern)[number : number + num_bytes - 8]]
+        for number in range(count)
+    ]
+
+
+def whole(pieces: list[memoryview]) -> bytes:
+    return b"".join(pieces)
+
+
+def num_clients(server: RedisServer) -> int:
+    return len(server.run("CLIENT", "LIST", "TYPE", "normal").splitlines()) - 1
+
+
+def read(store: RedisStore, count: int, num_bytes: int = BLOCK_BYTES) -> list[bytes | None]:
+    targets = [memoryview(bytearray(num_bytes)) for _ in range(count)]
+    sizes = store.get(keys(count), targets)
+    assert len(sizes) == count
+    return [bytes(target[:size]) if size >= 0 else None for target, size in zip(targets, sizes, strict=True)]

@@ -5,7 +5,7 @@ import tempfile
 import attrs
 import pytest
 
-from support.kv.tiered_children import RaisingWorker, loop, raising, scripted, tiers
+from support.kv.tiered_children import RaisingWorker, loop, raising, tiers
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ContractError, TrencadisError
 from trencadis.interfaces import ComponentContext, ConnectorPair
@@ -51,11 +51,6 @@ class TestTwoTiers(Losing):
 class TestTiersThatAreSlowToAnswerAndHoldBlocks(Losing):
     def make(self):
         return self.tiers(near=loop(delay=2, pending=2, holds=True), far=loop(delay=1, pending=5, holds=True))
-
-
-class TestOneTier(Losing):
-    def make(self):
-        return self.tiers(only=loop(delay=1))
 
 
 class TestTierInFrontThatRaises(Losing):
@@ -109,11 +104,6 @@ class TestTierThatFailsNowAndThen(Losing):
         assert harness.contents([3, 14, 0, 8, 6]) == saved
 
 
-class TestThreeTiersOfWhichTheMiddleOneSavesNothing(Losing):
-    def make(self):
-        return self.tiers(near=loop(delay=2), empty=scripted(), far=loop(delay=1))
-
-
 class TestTierWithinATier(Losing):
     def make(self):
         inner = tiers({"a": loop(delay=1, holds=True), "b": loop(delay=2, holds=True)})
@@ -161,36 +151,6 @@ def test_what_is_no_connector_is_refused_by_name():
     context = ComponentContext(clock=SimulatedClock(), seed=0, make=lambda noun, name: object())
     with pytest.raises(ContractError, match="children: mine is a object, not a ConnectorPair"):
         make_tiered(TieredConfig(children=("mine",)), context)
-
-
-def test_a_prefix_saved_by_both_is_in_both():
-    near, far = loop(), loop()
-    pair = tiers({"near": near, "far": far})
-    harness = ConnectorHarness(
-        pair, block_size=4, cache=lambda arrays: FakeKVCache(arrays, block_size=4), settle=lambda: None
-    )
-    harness.save([1, 2], hashes_of(range(2)))
-    for child in (near, far):
-        assert set(child.worker._store.blocks) == {block_hash.hex() for block_hash in hashes_of(range(2))}
-
-
-@pytest.mark.parametrize("promote", [True, False])
-def test_what_the_far_tier_had_is_in_the_near_one_afterwards(promote):
-    near, far = loop(), loop()
-    pair = tiers({"near": near, "far": far}, promote=promote)
-    harness = ConnectorHarness(
-        pair, block_size=4, cache=lambda arrays: FakeKVCache(arrays, block_size=4), settle=lambda: None
-    )
-    hashes = hashes_of(range(3))
-    harness.save([1, 2, 3], hashes)
-    kept = dict(near.worker._store.blocks)
-    near.worker._store.blocks.clear()
-    assert harness.load(harness.lookup(hashes).transfer_id, [7, 8, 9], hashes) == ""
-    harness.step()
-    found = near.worker._store.blocks
-    assert {name: [array.tolist() for array in arrays] for name, arrays in found.items()} == (
-        {name: [array.tolist() for array in arrays] for name, arrays in kept.items()} if promote else {}
-    )
 
 
 def test_a_block_is_saved_by_all_before_another_tier_loads_into_it():
@@ -277,3 +237,25 @@ def dictionary(clock, faults):
     context = ComponentContext(clock=clock, seed=0, make=lambda noun, _: parts[noun]())
     settings = StoreSettings(failure_limit=10**6, lookup_timeout_s=0.3)
     return store_connector(lambda: FaultyStore(DictStore(kept), faults), settings, context, name="dictionary")
+
+
+def test_children_are_components_that_the_plan_finds():
+    assert attrs.fields(TieredConfig).children.metadata["component"] == "kv_connector"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"children": ()},
+        {"children": ("a", "b", "a")},
+        {"children": (1,)},
+        {"lookup_timeout_s": 0.0},
+        {"release_timeout_s": 0.0},
+        {"failure_limit": 0},
+        {"failure_window_s": 0.0},
+        {"cooldown_s": 0.0},
+    ],
+)
+def test_values_out_of_range_are_refused(values):
+    with pytest.raises((ValueError, TypeError), match=next(iter(values))):
+        TieredConfig(**values)

@@ -9,6 +9,7 @@ from trencadis.errors import ConfigValueError
 from trencadis.interfaces import Lookup
 from trencadis.records import Request
 from trencadis_kv.connectors.tiered.child import Child, TierCounters, merged
+from trencadis_kv.connectors.tiered.scheduler import TierLookups
 from trencadis_kv.store.breaker import Breaker
 
 NEAR = """# HELP trencadis_kv_lookups_total Look-ups.
@@ -21,6 +22,8 @@ trencadis_kv_load_seconds_bucket{le="+Inf"} 2.0
 trencadis_kv_load_seconds_count 2.0
 trencadis_kv_load_seconds_sum 0.5
 """
+
+
 FAR = NEAR.replace("3.0", "7.0").replace('connector="a",', "")
 
 
@@ -53,13 +56,11 @@ def test_counters_are_shown_by_tier():
     counters = TierCounters()
     counters.watch("near", lambda: 2.0)
     counters.looked_up("near", "hit")
-    counters.looked_up("near", "hit")
     counters.ended("near", "failed")
     counters.promoted("near", 5)
-    assert counters.value("lookups_total", tier="near", result="hit") == 2
-    assert counters.value("lookups_total", tier="near", result="miss") == 0
     samples = _samples(counters.text())
     assert samples[("trencadis_kv_tier_loads_total", ("result", "failed"), ("tier", "near"))] == 1
+    assert samples[("trencadis_kv_tier_lookups_total", ("result", "hit"), ("tier", "near"))] == 1
     assert samples[("trencadis_kv_tier_promoted_blocks_total", ("tier", "near"))] == 5
     assert samples[("trencadis_kv_tier_state", ("tier", "near"))] == 2
 
@@ -84,22 +85,18 @@ class Scene:
         return self.counters.value("state", tier="x")
 
 
-def test_a_look_up_that_raises_is_a_miss_and_counted():
-    scene = Scene(RaisingScheduler())
-    assert scene.lookup() == Lookup()
-    assert scene.count("raised") == 1
-
-
-def test_approximate_answer_is_declined():
-    """What it loads is not what the other children have under the same hashes."""
+def test_a_look_up_that_raises_or_finds_what_is_approximate_is_a_miss_and_counted():
+    """What is approximate is not what the other children have under the same hashes."""
 
     class Near(ScriptedScheduler):
         def lookup(self, request, **given):
             return Lookup(num_tokens=4, transfer_id=1, approximate=True)
 
-    scene = Scene(Near())
-    assert scene.lookup() == Lookup()
-    assert (scene.count("declined"), scene.count("hit")) == (1, 0)
+    for side, result in ((RaisingScheduler(), "raised"), (Near(), "declined")):
+        scene = Scene(side)
+        assert scene.lookup() == Lookup()
+        assert (scene.count(result), scene.count("hit")) == (1, 0)
+        scene.child.close()
 
 
 def test_one_that_keeps_raising_is_left_alone_and_asked_once_in_a_while():
@@ -118,29 +115,21 @@ def test_one_that_keeps_raising_is_left_alone_and_asked_once_in_a_while():
     assert scene.count("skipped") == 3
 
 
-def test_one_that_answers_again_is_used_again():
+def test_one_that_answers_again_is_used_again_and_a_trial_that_nobody_finished_is_no_answer():
+    """The request was aborted, or had enough from another child."""
     scene = Scene(ScriptedScheduler())
     for _ in range(3):
         scene.child.timed_out()
     assert not scene.child.is_used
     scene.clock.advance(5.0)
     assert scene.child.can_look_up()
-    scene.lookup()
-    assert scene.child.is_used
-    assert (scene.count("timeout"), scene.count("miss")) == (3, 1)
-
-
-def test_a_trial_that_nobody_finished_is_no_answer():
-    """The request was aborted, or had enough from another child."""
-    scene = Scene(ScriptedScheduler())
-    for _ in range(3):
-        scene.child.timed_out()
-    scene.clock.advance(5.0)
-    assert scene.child.can_look_up()
     scene.clock.advance(0.6)
     assert not scene.child.can_look_up()
     scene.clock.advance(5.0)
     assert scene.child.can_look_up()
+    scene.lookup()
+    assert scene.child.is_used
+    assert (scene.count("timeout"), scene.count("miss")) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -163,13 +152,6 @@ def test_failed_loads_count_unless_they_are_everyday_life(cause, num_valid_token
         scene.child.failed(cause, num_valid_tokens=num_valid_tokens)
     assert scene.child.is_used != counts
     assert scene.counters.value("loads_total", tier="x", result="failed") == 3
-
-
-def test_loads_are_predicted_from_those_that_arrived():
-    scene = Scene(ScriptedScheduler())
-    for num_tokens in (100, 200):
-        scene.child.loaded(num_tokens=num_tokens, seconds=0.001 * num_tokens)
-    assert scene.child.load_s.at(400) == pytest.approx(0.4)
 
 
 def test_one_that_raises_where_blocks_are_at_stake_is_closed():
@@ -203,5 +185,90 @@ def test_one_that_is_not_ready_is_closed_unless_it_is_required():
         Scene(NotReady()).child.ready(None)
 
 
-def test_a_close_that_raises_is_contained():
-    Scene(RaisingScheduler()).child.close()
+class LookupScene:
+    def __init__(self, *sides):
+        self.clock, self.counters, self.sides = SimulatedClock(), TierCounters(), sides
+        children = [
+            Child(
+                str(i),
+                side,
+                breaker=Breaker(self.clock, name=str(i), failure_limit=2, failure_window_s=30, cooldown_s=5),
+                counters=self.counters,
+                probe_s=1.0,
+            )
+            for i, side in enumerate(sides)
+        ]
+        self.lookups = TierLookups(children, clock=self.clock, timeout_s=1.0)
+
+    def ask(self, name="r", *, num_local_tokens=0, last=b"3", without=()):
+        hits = self.lookups.find(
+            Request(request_id=name, prompt_token_ids=(1,)),
+            block_hashes=[b"1", b"2", last],
+            num_local_tokens=num_local_tokens,
+            num_tokens=12,
+            without=without,
+        )
+        return None if hits is None else [(child, found.num_tokens) for child, found in hits]
+
+    def num_asked(self, child):
+        return sum(call[0] == "lookup" for call in self.sides[child].told)
+
+
+def test_all_that_have_more_than_the_local_hit_are_returned_in_order():
+    scene = LookupScene(
+        ScriptedScheduler(num_tokens=4), ScriptedScheduler(num_tokens=8), ScriptedScheduler(num_tokens=6)
+    )
+    assert scene.ask(num_local_tokens=4) == [(1, 8), (2, 6)]
+
+
+def test_one_that_has_everything_is_not_waited_beyond():
+    scene = LookupScene(ScriptedScheduler(num_tokens=12), ScriptedScheduler(pending=True))
+    assert scene.ask() == [(0, 12)]
+    assert scene.num_asked(1) == 0
+
+
+def test_a_nearer_one_is_waited_for_even_if_a_farther_one_has_everything():
+    near = ScriptedScheduler(pending=True)
+    scene = LookupScene(near, ScriptedScheduler(num_tokens=12))
+    assert scene.ask() is None
+    near.pending, near.num_tokens = False, 12
+    assert scene.ask() == [(0, 12), (1, 12)]
+
+
+def test_an_answer_is_asked_for_once():
+    slow = ScriptedScheduler(pending=True)
+    scene = LookupScene(ScriptedScheduler(num_tokens=4), slow)
+    assert [scene.ask(), scene.ask()] == [None, None]
+    slow.pending = False
+    assert scene.ask() == [(0, 4)]
+    assert (scene.num_asked(0), scene.num_asked(1)) == (1, 3)
+
+
+def test_one_that_never_answers_is_left_out_after_the_timeout():
+    scene = LookupScene(ScriptedScheduler(pending=True), ScriptedScheduler(num_tokens=8))
+    assert scene.ask() is None
+    scene.clock.advance(0.9)
+    assert scene.ask() is None
+    scene.clock.advance(0.2)
+    assert scene.ask() == [(1, 8)]
+    assert scene.counters.value("lookups_total", tier="0", result="timeout") == 1
+
+
+def test_those_to_be_avoided_are_not_asked():
+    scene = LookupScene(ScriptedScheduler(num_tokens=12), ScriptedScheduler(num_tokens=8))
+    assert scene.ask(without={0}) == [(1, 8)]
+    assert scene.num_asked(0) == 0
+
+
+@pytest.mark.parametrize("other", [{"last": b"4"}, {}])
+def test_answers_to_an_earlier_request_of_the_name_are_not_used(other):
+    """The first was aborted while it waited; its prompt was another one, or it was long ago."""
+    first = ScriptedScheduler(num_tokens=8)
+    scene = LookupScene(first, ScriptedScheduler(pending=True))
+    assert scene.ask() is None
+    first.num_tokens = 0
+    if not other:
+        scene.clock.advance(10.0)
+    assert scene.ask(**other) is None
+    scene.clock.advance(1.1)
+    assert scene.ask(**other) == []

@@ -4,7 +4,11 @@ import math
 
 import pytest
 
-from trencadis_kv.interfaces import SaveView, SourceView
+from trencadis.clock import SimulatedClock
+from trencadis.interfaces import ComponentContext
+from trencadis_kv.interfaces import FailureView, KVPolicy, SaveView, SourceView
+from trencadis_kv.policies import trencadis_kv_policies
+from trencadis_kv.policies.always import Always
 from trencadis_kv.policies.config import CostAwareConfig
 from trencadis_kv.policies.cost_aware import CostAware
 from trencadis_kv.testing import KVPolicyConformance
@@ -63,3 +67,46 @@ def test_equals_are_decided_for_the_first():
 @pytest.mark.parametrize("unknown", [(NAN, 1.0), (0.1, NAN)])
 def test_while_something_is_unknown_the_longest_is_chosen(unknown):
     assert CostAware().choose_source([_source(16, *unknown), _source(64, 0.5, 1.0), _source(64, 0.1, 1.0)]) == 1
+
+
+@pytest.mark.parametrize("name", ["max_load_fraction", "max_staged_fraction"])
+@pytest.mark.parametrize("value", [0.0, -0.1, 1.1])
+def test_fractions_out_of_range_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        CostAwareConfig(**{name: value})
+
+
+class TestAlways(KVPolicyConformance):
+    make = Always
+
+
+def test_everything_is_moved_however_long_it_takes():
+    policy = Always()
+    assert policy.admits_load(load_view(1, load_s=1e6, compute_s=1e-6, timeout_s=7.0)) == 7.0
+    assert policy.admits_save(SaveView(num_blocks=9, num_bytes=9, staged_fraction=1.0)) == 9
+
+
+def test_the_source_with_the_most_is_chosen_and_the_first_of_equals():
+    sources = [SourceView(name=str(n), num_tokens=n, load_s=math.nan) for n in (16, 64, 64, 32)]
+    assert Always().choose_source(sources) == 1
+
+
+def test_what_fails_is_computed():
+    view = FailureView(cause="lost", num_valid_tokens=0, num_lost_tokens=16, num_attempts=1)
+    assert Always().on_failure(view) == "compute"
+
+
+COMPONENTS = {component.name: component for component in trencadis_kv_policies()}
+
+
+def test_there_are_two_policies():
+    assert set(COMPONENTS) == {"cost_aware", "always"}
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_factory_makes_a_policy_named_as_the_component(name):
+    component = COMPONENTS[name]
+    made = component.factory(component.config(), ComponentContext(clock=SimulatedClock(), seed=0))
+    assert isinstance(made, KVPolicy)
+    assert type(made).__name__ == name.title().replace("_", "")
+    assert component.summary

@@ -1,23 +1,33 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from trencadis.clock import SimulatedClock
+from trencadis.errors import ContractError, TransferError
 from trencadis.interfaces import ComponentContext
-from trencadis_kv.interfaces import FailureView, KVPolicy, PrefillEngineView, SaveView, SourceView
+from trencadis.records import TransferCause
+from trencadis_kv.interfaces import FailureView, KVCodec, KVPolicy, PrefillEngineView, SaveView, SourceView
 from trencadis_kv.store.defaults import policy_of
+from trencadis_kv.store.guarded_codec import GuardedCodec
 from trencadis_kv.store.guarded_policy import GuardedPolicy
 from trencadis_kv.testing import KVPolicyConformance
 from trencadis_kv.testing.kv_policy import load_view, prefill_view
 
 SAVE = SaveView(num_blocks=4, num_bytes=64, staged_fraction=0.5)
+
+
 SOURCES = [SourceView(name="a", num_tokens=4), SourceView(name="b", num_tokens=8)]
+
+
 PREFILL = prefill_view(
     PrefillEngineView(name="a:1", num_waiting_tokens=0, affinity=0.1),
     PrefillEngineView(name="b:1", num_waiting_tokens=0, affinity=0.2),
 )
+
+
 FAILURE = FailureView(cause="lost", num_valid_tokens=0, num_lost_tokens=8, num_attempts=1)
 
 
@@ -62,20 +72,6 @@ def test_legal_answers_stand_and_others_are_replaced_by_the_default(ask, legal, 
         policy = GuardedPolicy(Answering(answer))
         assert ask(policy) == default
         assert policy.num_errors == 1
-
-
-def test_each_method_is_complained_about_once(caplog):
-    policy = GuardedPolicy(Answering(KeyError("x")))
-    for _ in range(5):
-        policy.admits_save(SAVE)
-        policy.on_failure(FAILURE)
-    assert policy.num_errors == 10
-    assert [record.getMessage().splitlines()[0] for record in caplog.records] == [
-        f"the KV policy Answering raised KeyError: 'x' in {name}(); the contract's default stands in, here and wherever it happens "
-        "again. Mend it, or choose another in kv_policy.name."
-        for name in ("admits_save", "on_failure")
-    ]
-    assert caplog.text.count("Traceback") == 2
 
 
 def test_a_policy_is_named_with_its_package_and_what_to_do(caplog):
@@ -149,3 +145,68 @@ def test_an_error_that_a_policy_keeps_does_not_grow():
     for _ in range(3):
         policy.admits_save(SAVE)
     assert error.__traceback__ is None
+
+
+LABEL = 'kv_codec component "mine" of my-package 1.2 (plugin "mine")'
+
+
+class Codec(KVCodec):
+    """Does what it is given."""
+
+    flags = 128
+    max_growth_bytes = 2
+
+    def __init__(self, does: Any) -> None:
+        self.does = does
+
+    def encode(self, payload: memoryview, header: bytes) -> Any:
+        return self._do(payload)
+
+    def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:
+        self._do(data)
+
+    def _do(self, data: memoryview) -> Any:
+        if isinstance(self.does, BaseException):
+            raise self.does
+        return self.does(data) if callable(self.does) else self.does
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        (ValueError("broken"), "raised ValueError: broken in encode()"),
+        (SystemExit(3), "raised SystemExit: 3 in encode()"),
+        (None, "raised TypeError: "),
+        ("text", "raised TypeError: "),
+        (b"12345678", "raised ContractError: 8 bytes of 4, and max_growth_bytes = 2"),
+    ],
+)
+def test_a_codec_that_cannot_encode_is_named(does: Any, says: str) -> None:
+    codec = GuardedCodec(Codec(does), LABEL)
+    with pytest.raises(TransferError) as caught:
+        codec.encode(memoryview(b"data"), b"")
+    assert str(caught.value).startswith(f"{LABEL} {says}")
+    assert "choose another in kv_codec.name" in str(caught.value)
+    assert caught.value.cause == TransferCause.RAISED
+
+
+def test_a_codec_that_cannot_decode_is_named_and_its_own_errors_pass() -> None:
+    out = memoryview(bytearray(4))
+    with pytest.raises(TransferError, match=r"raised KeyError: 1 in decode\(\)"):
+        GuardedCodec(Codec(KeyError(1)), LABEL).decode(memoryview(b"data"), b"", out)
+    with pytest.raises(TransferError, match=r"^not mine$"):
+        GuardedCodec(Codec(TransferError("not mine", cause="corrupt")), LABEL).decode(memoryview(b"data"), b"", out)
+
+
+def test_what_it_returns_is_kept() -> None:
+    codec = GuardedCodec(Codec(lambda data: bytes(data) + b"!!"), LABEL)
+    assert bytes(codec.encode(memoryview(b"data"), b"")) == b"data!!"
+    assert (codec.flags, codec.max_growth_bytes) == (128, 2)
+
+
+@pytest.mark.parametrize(("name", "number"), [("flags", -1), ("flags", 1 << 16), ("max_growth_bytes", None)])
+def test_numbers_that_are_none_are_refused_at_the_start(name: str, number: Any) -> None:
+    codec = Codec(None)
+    setattr(codec, name, number)
+    with pytest.raises(ContractError, match=f"of my-package 1.2 .* has {name} = {number}"):
+        GuardedCodec(codec, LABEL)

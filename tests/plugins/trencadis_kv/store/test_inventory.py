@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import os
 
+import attrs
 import pytest
 
 from support.kv.objects import Blocks, layout_of
 from trencadis.errors import TransferError
-from trencadis_kv.store.inventory import BlockKey, check_object, examine, take_stock
+from trencadis.records import KVLayout, KVPart
+from trencadis_kv.store.description import Description
+from trencadis_kv.store.inventory import BlockKey, examine, take_stock
 
 
 def test_stock_has_a_shelf_for_each_namespace_model_and_rank(tmp_path):
@@ -39,18 +42,6 @@ def test_shelf_was_used_when_its_latest_block_was(tmp_path):
     assert summary.used_ns == 3000 * 10**9
 
 
-def test_stock_of_an_empty_directory_is_empty(tmp_path):
-    assert take_stock(Blocks(tmp_path, described=False).directory) == []
-
-
-def test_broken_description_is_no_model(tmp_path):
-    blocks = Blocks(tmp_path)
-    blocks.add(1)
-    blocks.damage(blocks.description_key, 5)
-    (summary,) = take_stock(blocks.directory)
-    assert summary.model == ""
-
-
 def test_every_object_is_examined(tmp_path):
     blocks = Blocks(tmp_path)
     whole, flipped, swapped, other, foreign = (blocks.add(number) for number in range(5))
@@ -70,22 +61,6 @@ def test_every_object_is_examined(tmp_path):
     }
 
 
-def test_block_of_another_model_under_this_ones_key_is_found(tmp_path):
-    mine, other = Blocks(tmp_path), Blocks(tmp_path, model="fine-tuned")
-    key, theirs = mine.add(1), other.add(1)
-    with pytest.raises(TransferError) as caught:
-        check_object(key, other.directory.read(theirs))
-    assert caught.value.cause == "incompatible"
-
-
-def test_object_that_vanishes_meanwhile_is_not_broken(tmp_path, monkeypatch):
-    blocks = Blocks(tmp_path, described=False)
-    blocks.add(1)
-    monkeypatch.setattr(blocks.directory, "read", lambda key: None)
-    (finding,) = examine(blocks.directory)
-    assert (finding.cause, finding.num_bytes) == ("evicted", 0)
-
-
 def test_key_is_taken_apart_and_put_together():
     key = f"kv1/team/{'ab' * 16}/0.0.0-8/{'cd' * 32}"
     found = BlockKey.parse(key)
@@ -101,3 +76,68 @@ def test_key_is_taken_apart_and_put_together():
 @pytest.mark.parametrize("key", ["", "kv1/a/b/c/d", f"kv2/a/{'ab' * 16}/s/{'cd' * 32}", f"kv1/a/{'ab' * 16}/layout"])
 def test_other_keys_are_no_blocks(key):
     assert BlockKey.parse(key) is None
+
+
+LAYOUT = KVLayout(
+    parts=tuple(
+        KVPart(layer=layer, kind=kind, num_heads=2, head_dim=4, dtype="bfloat16", item_bytes=2)
+        for kind in ("key", "value")
+        for layer in range(2)
+    ),
+    block_size=16,
+    first_head=2,
+    last_head=4,
+    numerics="test",
+)
+
+
+DESCRIPTION = Description(layout=LAYOUT, identity="LlamaForCausalLM\0bfloat16\0abcdef0123456789", exact_numerics=True)
+
+
+def test_description_comes_back_from_its_json():
+    data = DESCRIPTION.to_json()
+    assert Description.from_json(data, compat=DESCRIPTION.compat) == DESCRIPTION
+    assert Description.from_json(data.decode(), compat=DESCRIPTION.compat).to_json() == data
+
+
+def test_model_is_named_in_a_few_words():
+    assert DESCRIPTION.model == "LlamaForCausalLM bfloat16 abcdef012345"
+    assert attrs.evolve(DESCRIPTION, identity="").model == ""
+    assert attrs.evolve(DESCRIPTION, identity="Fake\0float32\0").model == "Fake float32"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"identity": "another"},
+        {"exact_numerics": False},
+        {"layout": attrs.evolve(LAYOUT, block_size=32)},
+        {"layout": attrs.evolve(LAYOUT, rotated=False)},
+        {"layout": attrs.evolve(LAYOUT, parts=LAYOUT.parts[::-1])},
+    ],
+)
+def test_description_of_another_id_is_refused(change):
+    other = attrs.evolve(DESCRIPTION, **change)
+    with pytest.raises(TransferError, match="layout is that of") as caught:
+        Description.from_json(other.to_json(), compat=DESCRIPTION.compat)
+    assert caught.value.cause == "corrupt"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        DESCRIPTION.to_json()[:-1],
+        DESCRIPTION.to_json().replace(b'"block_size":16', b'"block_size":-16'),
+        DESCRIPTION.to_json().replace(b'"block_size":16', b'"block_size":"16"'),
+        DESCRIPTION.to_json().replace(b'"item_bytes":2', b'"item_bytes":99999999999'),
+        DESCRIPTION.to_json().replace(b'"rotated"', b'"turned"'),
+    ],
+)
+def test_what_is_no_description_is_refused(data):
+    with pytest.raises(TransferError, match="layout is broken") as caught:
+        Description.from_json(data, compat=DESCRIPTION.compat)
+    assert caught.value.cause == "corrupt"

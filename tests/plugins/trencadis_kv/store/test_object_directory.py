@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -13,9 +14,12 @@ import pytest
 
 from trencadis.errors import TransferError
 from trencadis_kv.store import object_directory
+from trencadis_kv.store.directory_owner import DirectoryOwner
 from trencadis_kv.store.object_directory import ObjectDirectory
 
 KEY = "kv1/default/" + "ab" * 16 + "/0.0.0-8/" + "3f9a" * 16
+
+
 OTHER = KEY[:-1] + "b"
 
 
@@ -31,39 +35,24 @@ def files_below(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
-def test_object_comes_back_in_one_piece(tmp_path):
+@pytest.mark.parametrize("at_once", [1 << 30, 3])
+def test_object_comes_back_in_one_piece_and_a_removed_one_is_gone(tmp_path, monkeypatch, at_once):
     store = make(tmp_path)
+    real_writev, real_readv = os.writev, os.readv
+    monkeypatch.setattr(
+        os, "writev", lambda fd, parts: real_writev(fd, [parts[0][:at_once], *parts[1:][: at_once - 3]])
+    )
+    monkeypatch.setattr(os, "readv", lambda fd, parts: real_readv(fd, [parts[0][:at_once]]))
+    store.write(KEY, pieces(b"first and long"))
     store.write(KEY, pieces(b"head", b"", b"er and payload"))
     target = bytearray(30)
     assert store.read_into(KEY, memoryview(target)) == 18
-    assert bytes(target[:18]) == b"header and payload"
-    assert store.read(KEY) == b"header and payload"
+    assert bytes(target[:18]) == store.read(KEY) == b"header and payload"
+    assert [store.read_into(KEY, memoryview(bytearray(size))) for size in (17, 18)] == [-1, 18]
     assert store.holds(KEY)
-
-
-def test_empty_object_is_there(tmp_path):
-    store = make(tmp_path)
-    store.write(KEY, [])
-    assert store.holds(KEY)
-    assert store.read_into(KEY, memoryview(bytearray(1))) == 0
-
-
-def test_object_that_is_larger_than_the_target_counts_as_not_there(tmp_path):
-    store = make(tmp_path)
-    store.write(KEY, pieces(b"12345"))
-    assert store.read_into(KEY, memoryview(bytearray(4))) == -1
-    assert store.read_into(KEY, memoryview(bytearray(5))) == 5
-
-
-def test_second_write_replaces_the_first_and_a_removed_object_is_gone(tmp_path):
-    store = make(tmp_path)
-    store.write(KEY, pieces(b"first and long"))
-    store.write(KEY, pieces(b"second"))
-    assert store.read(KEY) == b"second"
     store.remove(KEY)
     store.remove(KEY)
-    assert not store.holds(KEY)
-    assert store.read(KEY) is None
+    assert (store.holds(KEY), store.read(KEY)) == (False, None)
 
 
 def test_keys_become_files_in_two_levels_of_folders(tmp_path):
@@ -99,18 +88,6 @@ def test_files_and_folders_are_for_this_user_alone(tmp_path):
     assert {stat.S_IMODE(path.stat().st_mode) for path in files_below(store.root)} == {0o600}
 
 
-def test_directory_that_everybody_may_write_to_is_refused(tmp_path):
-    store = make(tmp_path)
-    store.root.mkdir()
-    store.root.chmod(0o1777)
-    with pytest.raises(TransferError, match=r"every user may write to it \(mode 1777\).*trust_others") as caught:
-        store.check()
-    assert caught.value.cause == "unreachable"
-    with pytest.raises(TransferError, match="everybody"):
-        store.write(KEY, pieces(b"x"))
-    make(tmp_path, trust_others=True).check()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_directory_and_objects_of_another_user_are_refused(tmp_path):
     store = make(tmp_path)
@@ -129,17 +106,21 @@ def test_directory_and_objects_of_another_user_are_refused(tmp_path):
     make(tmp_path, trust_others=True).check()
 
 
-def test_planted_link_is_not_followed_and_is_replaced_by_the_next_write(tmp_path):
-    store = make(tmp_path)
+@pytest.mark.parametrize("in_the_way", ["link", "pipe", "folder"])
+@pytest.mark.representatives(3)
+def test_what_lies_in_the_way_of_an_object_is_a_miss_that_blocks_nobody(tmp_path, in_the_way):
+    store, secret = make(tmp_path), tmp_path / "secret"
     store.write(KEY, pieces(b"old"))
     (file,) = files_below(store.root)
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
     file.unlink()
-    file.symlink_to(secret)
-    assert not store.holds(KEY)
+    secret.write_text("secret")
+    {"link": lambda: file.symlink_to(secret), "pipe": lambda: os.mkfifo(file), "folder": file.mkdir}[in_the_way]()
     assert store.read_into(KEY, memoryview(bytearray(9))) == -1
+    assert not store.holds(KEY)
     assert list(store.objects()) == []
+    if in_the_way == "folder":
+        store.remove(KEY)
+        return
     store.write(KEY, pieces(b"new"))
     assert (store.read(KEY), secret.read_text()) == (b"new", "secret")
 
@@ -166,73 +147,6 @@ def test_what_lies_in_a_linked_folder_is_not_there(tmp_path, monkeypatch, level)
     folder.unlink()
     store.write(KEY, pieces(b"new"))
     assert store.read(KEY) == b"new"
-
-
-def test_named_pipe_folder_and_file_in_the_way_are_misses_that_block_nobody(tmp_path):
-    store = make(tmp_path)
-    store.write(KEY, pieces(b"old"))
-    (file,) = files_below(store.root)
-    file.unlink()
-    os.mkfifo(file)
-    assert store.read_into(KEY, memoryview(bytearray(9))) == -1
-    file.unlink()
-    file.mkdir()
-    assert store.read_into(KEY, memoryview(bytearray(9))) == -1
-    store.remove(KEY)
-    file.rmdir()
-    file.parent.rmdir()
-    file.parent.write_text("in the way")
-    assert store.read_into(KEY, memoryview(bytearray(9))) == -1
-    assert not store.holds(KEY)
-    with pytest.raises(TransferError) as caught:
-        store.write(KEY, pieces(b"new"))
-    assert caught.value.cause == "unreachable"
-
-
-def test_path_that_is_no_directory_is_said(tmp_path):
-    store = make(tmp_path)
-    store.root.write_text("a file")
-    with pytest.raises(TransferError, match=r"store cannot be used: File exists") as caught:
-        store.check()
-    assert caught.value.cause == "unreachable"
-
-
-def as_nobody(tmp_path: Path, code: str) -> str:
-    """Run Python as a user without rights, in a process of its own; returns what it prints."""
-    prelude = (
-        "import sys; sys.path[:0] = [sys.argv[2]]\n"
-        "from pathlib import Path; from trencadis_kv.store.object_directory import ObjectDirectory\n"
-        "import trencadis.errors as e, os\n"
-        "os.setgid(65534); os.setuid(65534)\n"
-        "store = ObjectDirectory(Path(sys.argv[1]))\n"
-    )
-    core = str(Path(__file__).parents[4] / "core")
-    command = [sys.executable, "-c", prelude + code, str(tmp_path / "store"), core]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_directory_that_this_user_cannot_read_or_write_is_said(tmp_path_factory):
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name)
-        home.chmod(0o755)
-        tell = "try: {}\nexcept e.TransferError as error: print(error.cause, error)\n"
-        store = home / "store"
-        store.mkdir()
-        os.chown(store, 65534, 65534)
-        store.chmod(0o500)
-        said = as_nobody(home, tell.format(f"store.write({KEY!r}, [memoryview(b'x')])"))
-        assert "unreachable" in said
-        assert "Permission denied (EACCES)" in said
-        assert "User 65534 must be able to read and write there" in said
-        store.chmod(0o000)
-        said = as_nobody(home, tell.format(f"store.holds({KEY!r})"))
-        assert "Permission denied (EACCES)" in said
-        store.rmdir()
-        assert "Permission denied" in as_nobody(home, tell.format("store.check()"))
 
 
 def as_child(work) -> int:
@@ -274,18 +188,6 @@ def small_disk(tmp_path):
         pytest.skip("no right to mount a small file system")
     yield home
     subprocess.run(["umount", "--lazy", str(home)], capture_output=True, check=False)
-
-
-def test_full_disk_is_said_and_room_that_is_made_is_used(small_disk):
-    store = ObjectDirectory(small_disk / "store")
-    store.write(KEY, pieces(bytes(700_000)))
-    with pytest.raises(TransferError, match="is full: No space left on device") as caught:
-        store.write(OTHER, pieces(bytes(700_000)))
-    assert caught.value.cause == "full"
-    assert len(files_below(store.root)) == 1
-    store.remove(KEY)
-    store.write(OTHER, pieces(bytes(700_000)))
-    assert store.holds(OTHER)
 
 
 def test_disk_that_becomes_read_only_serves_what_it_has(small_disk):
@@ -370,30 +272,23 @@ def test_folders_that_somebody_removes_are_made_again(tmp_path):
     assert store.read(KEY) == b"y"
 
 
-def test_object_that_is_read_counts_as_used_now_and_keeps_its_place_among_others(tmp_path):
-    store = make(tmp_path)
-    long_ago_ns = time.time_ns() // 60_000_000_000 * 60_000_000_000 - 10**12 // 60 * 60
-    store.write(KEY, pieces(b"x"), used_ns=long_ago_ns + 20 * 10**9)
-    store.write(OTHER, pieces(b"x"), used_ns=long_ago_ns + 19 * 10**9)
-    third = KEY[:-1] + "c"
-    store.write(third, pieces(b"x"), used_ns=long_ago_ns + 18 * 10**9)
-    store.read(third)
-    assert store.read(KEY) == b"x"
-    assert time.time_ns() - used(store)[KEY] < 130 * 10**9
-    assert 1.9 * 10**9 < (used(store)[KEY] - used(store)[third]) % (60 * 10**9) < 2.1 * 10**9
-    assert time.time_ns() - used(store)[OTHER] > 900 * 10**9
-
-
-def test_use_is_noted_only_now_and_then(tmp_path):
-    store = make(tmp_path)
-    store.write(KEY, pieces(b"x"))
-    before = used(store)
-    store.read(KEY)
-    assert used(store) == before
-
-
 def used(store: ObjectDirectory) -> dict[str, int]:
     return {found.key: found.used_ns for found in store.objects()}
+
+
+def test_object_that_is_read_counts_as_used_now_and_keeps_its_place_among_others(tmp_path):
+    store, third, second_ns = make(tmp_path), KEY[:-1] + "c", 10**9
+    long_ago_ns = time.time_ns() // 60_000_000_000 * 60_000_000_000 - 10**12 // 60 * 60
+    for key, later in ((KEY, 20), (OTHER, 19), (third, 18)):
+        store.write(key, pieces(b"x"), used_ns=long_ago_ns + later * second_ns)
+    store.read(third)
+    assert store.read(KEY) == b"x"
+    noted = used(store)
+    assert time.time_ns() - noted[KEY] < 130 * second_ns
+    assert 1.9 * second_ns < (noted[KEY] - noted[third]) % (60 * second_ns) < 2.1 * second_ns
+    assert time.time_ns() - noted[OTHER] > 900 * second_ns
+    store.read(KEY)
+    assert used(store) == noted, "it is noted only now and then"
 
 
 def test_object_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
@@ -407,10 +302,74 @@ def test_object_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
     assert calls == ["replace", "fsync", "replace", "fsync"]
 
 
-def test_large_object_is_written_and_read_in_as_many_turns_as_it_takes(tmp_path, monkeypatch):
-    store = make(tmp_path)
-    real_writev, real_readv = os.writev, os.readv
-    monkeypatch.setattr(os, "writev", lambda fd, parts: real_writev(fd, [parts[0][:3]]))
-    monkeypatch.setattr(os, "readv", lambda fd, parts: real_readv(fd, [parts[0][:4]]))
-    store.write(KEY, pieces(b"0123456789", b"abc"))
-    assert store.read(KEY) == b"0123456789abc"
+def owner_of(root: Path, *, trust_others: bool = False) -> DirectoryOwner:
+    return DirectoryOwner(root, trust_others=trust_others)
+
+
+def test_missing_directory_is_made_for_its_user_alone(tmp_path):
+    root = tmp_path / "above" / "store"
+    owner_of(root).check()
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
+def test_directory_that_everybody_may_write_to_is_refused(tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.raises(TransferError, match=f"mode {mode:04o}"):
+        owner_of(tmp_path).check()
+    owner_of(tmp_path, trust_others=True).check()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o770])
+def test_directory_that_others_may_at_most_read_is_used(tmp_path, mode):
+    tmp_path.chmod(mode)
+    owner_of(tmp_path).check()
+
+
+def test_plain_files_of_this_user_count_and_nothing_else(tmp_path):
+    owner, file = owner_of(tmp_path), tmp_path / "file"
+    file.touch()
+    assert owner.owns(file.stat())
+    assert not owner.owns(tmp_path.stat())
+    (tmp_path / "link").symlink_to(file)
+    assert not owner.owns((tmp_path / "link").lstat())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_files_of_others_count_if_they_are_trusted(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    os.chown(file, 12345, -1)
+    assert not owner_of(tmp_path).owns(file.stat())
+    assert owner_of(tmp_path, trust_others=True).owns(file.stat())
+
+
+def test_directory_on_another_device_than_before_is_refused(tmp_path, monkeypatch):
+    owner = owner_of(tmp_path)
+    owner.check()
+    monkeypatch.setattr(owner, "_device", -1)
+    with pytest.raises(TransferError, match=r"another device than before\. Mount"):
+        owner.check()
+
+
+@pytest.mark.parametrize(
+    ("number", "cause", "words"),
+    [
+        (errno.ENOSPC, "full", "is full: No space left on device (ENOSPC). Free space"),
+        (errno.EDQUOT, "full", "is full: Disk quota exceeded (EDQUOT). Free space"),
+        (errno.EFBIG, "full", "is full: File too large (EFBIG)"),
+        (errno.EROFS, "unreachable", "Read-only file system (EROFS). User"),
+        (errno.EACCES, "unreachable", "Permission denied (EACCES). User"),
+        (errno.ESTALE, "unreachable", "(ESTALE). Check its path and its file system."),
+        (errno.EIO, "unreachable", "Input/output error (EIO). Check"),
+    ],
+)
+def test_errors_are_said_with_their_cause_and_what_to_do(tmp_path, number, cause, words):
+    error = owner_of(tmp_path).in_words(OSError(number, os.strerror(number)))
+    assert error.cause == cause
+    assert words in str(error)
+    assert str(tmp_path) in str(error)
+
+
+def test_error_without_a_number_is_said_too(tmp_path):
+    assert "odd (no number)" in str(owner_of(tmp_path).in_words(OSError("odd")))

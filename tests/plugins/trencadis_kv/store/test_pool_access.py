@@ -116,14 +116,6 @@ def test_close_sends_away_who_waits() -> None:
 
 
 @pytest.mark.parametrize("any_thread", [True, False])
-def test_error_of_the_pool_goes_to_who_asked(any_thread: bool) -> None:
-    access = PoolAccess(pool_of(any_thread=any_thread))
-    thread, errors = background(lambda: access.read([1000], np.empty((1, 32), np.uint8), timeout_s=5))
-    serve_until_done(access, thread)
-    assert [type(error) for error in errors] == [IndexError]
-
-
-@pytest.mark.parametrize("any_thread", [True, False])
 @pytest.mark.parametrize("is_seen", [True, False])
 def test_blocks_are_the_hosts_if_any_thread_may_read_them_where_they_lie(any_thread: bool, is_seen: bool) -> None:
     pool = pool_of(any_thread=any_thread)

@@ -10,9 +10,8 @@ import pytest
 from support.kv.store_parts import make_parts
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext
-from trencadis_kv.store import identity, shards
 from trencadis_kv.store.settings import SharedStoreSettings, StoreSettings
-from trencadis_kv.store.shards import ShardPlace, cut_blocks
+from trencadis_kv.store.shards import cut_blocks
 from trencadis_kv.store.store_connector import store_connector
 from trencadis_testing.kv_faults import DictStore
 from trencadis_testing.kv_ranks import RankedEngine, held_layouts
@@ -168,75 +167,3 @@ def test_layers_with_other_numbers_of_heads_are_cut_by_layers_only():
     assert [one.layout.block_bytes for one in found] == [96 * 2, 48 * 2, 192 * 2]
     with pytest.raises(ConfigValueError, match=r"in layers that differ.* Set it to 1"):
         cut_blocks([layout], head_groups=2)
-
-
-# ---------------------------------------------------------------------------------------------------- mutants
-
-
-def _from_first_head(monkeypatch):
-    class Wrong(ShardPlace):
-        def __init__(self, block, shard):
-            super().__init__(block, shard)
-            self._pieces = [
-                (part, start, slice(0, heads.stop - heads.start), *rest) for part, start, heads, *rest in self._pieces
-            ]
-
-    monkeypatch.setattr(shards, "ShardPlace", Wrong)
-
-
-def _other_half(monkeypatch):
-    right = shards._head_ranges
-
-    def wrong(layouts, number, table):
-        found = right(layouts, number, table)
-        return found if len(layouts) == 1 else [*found[1:], found[0]]
-
-    monkeypatch.setattr(shards, "_head_ranges", wrong)
-    real = shards._shard
-
-    def renamed(layouts, layers, first, last):
-        made = real(layouts, layers, first, last)
-        size = last - first
-        return (
-            attrs.evolve(made, layout=attrs.evolve(made.layout, first_head=4 - first - size, last_head=4 - first))
-            if len(layouts) > 1
-            else made
-        )
-
-    monkeypatch.setattr(shards, "_shard", renamed)
-
-
-def _keys_without_heads(monkeypatch):
-    real = identity.compat_id
-    monkeypatch.setattr(
-        "trencadis_kv.store.description.compat_id",
-        lambda layout, **more: real(attrs.evolve(layout, first_head=0, last_head=1), **more),
-    )
-    monkeypatch.setattr(
-        "trencadis_kv.store.objects.key_prefix", lambda namespace, *, compat, layout: f"kv1/{namespace}/{compat.hex()}/"
-    )
-
-
-def _keys_without_layers(monkeypatch):
-    real = identity.compat_id
-
-    def blind(layout, **more):
-        parts = tuple(attrs.evolve(part, layer=0) for part in layout.parts)
-        return real(attrs.evolve(layout, parts=parts), **more)
-
-    monkeypatch.setattr("trencadis_kv.store.description.compat_id", blind)
-
-
-@pytest.mark.parametrize(
-    ("break_it", "read"),
-    [
-        (_from_first_head, "tp 4"),
-        (_other_half, "one"),
-        (_keys_without_heads, "one"),
-        (_keys_without_layers, "pp 2"),
-    ],
-)
-def test_wrong_ranges_are_noticed(store, monkeypatch, break_it, read):
-    break_it(monkeypatch)
-    with pytest.raises(AssertionError, match="has not the bytes that were saved"):
-        moves(store, FOUR_HEADS["tp 2 pp 2"], FOUR_HEADS[read])

@@ -106,19 +106,13 @@ def test_hit_is_what_the_store_has_beyond_the_local_hit(house):
     assert one.count("lookups_total", result="hit") == 1
 
 
-def test_policy_is_told_what_was_measured(house):
-    one = house()
+def test_policy_is_told_what_was_measured_and_waits_no_longer_than_the_config_says(house):
+    one = house(load_timeout_s=2.0)
     one.scheduler.on_step(num_tokens=100, device_s=1.0)
     one.parts.cost.loaded(num_bytes=BLOCK_BYTES, seconds=0.5)
-    one.lookup()
-    (view,) = one.policy.views
-    assert view.compute_s == pytest.approx(0.16)
-    assert view.load_s == pytest.approx(2.0)
-
-
-def test_policy_waits_no_longer_than_the_config_says(house):
-    one = house(load_timeout_s=2.0)
     assert one.lookup().timeout_s == 2.0
+    (view,) = one.policy.views
+    assert (view.compute_s, view.load_s) == pytest.approx((0.16, 2.0))
 
 
 @pytest.mark.parametrize("wait_s", [0.0, -1.0, float("nan")])
@@ -129,32 +123,13 @@ def test_policy_that_declines_makes_it_a_miss(house, wait_s):
     assert one.count("lookups_total", result="declined") == 1
 
 
-def test_what_the_engine_has_itself_is_no_hit(house):
-    one = house()
-    assert one.lookup(num_local_tokens=4 * BLOCK_SIZE).num_tokens == 0
-    assert one.count("lookups_total", result="miss") == 1
-
-
-@pytest.mark.parametrize("local", [6, 7])
-def test_nothing_is_asked_if_the_engine_has_all(house, local):
+def test_nothing_is_asked_if_the_engine_has_all_or_loads_are_off(house):
     one = house(gated=True)
     before = len(one.store.calls)
-    assert one.ask(num_local_tokens=local * BLOCK_SIZE) == one.ask(hashes=())
+    for local in (6, 7):
+        assert one.ask(num_local_tokens=local * BLOCK_SIZE) == one.ask(hashes=())
     assert len(one.store.calls) == before
-
-
-def test_nothing_is_asked_if_loads_are_off(house):
-    one = house(loads=False)
-    assert not one.ask().pending
-
-
-def test_nothing_is_asked_before_the_engine_is_ready(house):
-    assert house(ready=False).ask().num_tokens == 0
-
-
-def test_transfer_ids_differ(house):
-    one = house()
-    assert len({one.lookup(f"r{i}").transfer_id for i in range(9)}) == 9
+    assert not house(loads=False).ask().pending
 
 
 def test_store_that_does_not_answer_is_a_miss_and_a_failure(house):
@@ -170,38 +145,30 @@ def test_store_that_does_not_answer_is_a_miss_and_a_failure(house):
 # --------------------------------------------------------------------------------------------------------- loads
 
 
-def test_load_is_ordered_once(house):
-    one = house()
+@pytest.mark.parametrize(
+    ("later_s", "cause"), [(2.9, "cancelled"), (3.1, "deadline"), (None, "")], ids=["early", "late", "ended meanwhile"]
+)
+@pytest.mark.representatives(3)
+def test_load_is_ordered_and_cancelled_once_and_counts_against_the_store_after_its_time(house, later_s, cause):
+    one = house(failure_limit=1)
     transfer_id = one.lookup().transfer_id
     one.scheduler.on_allocated(transfer_id, blocks=[9, 8], block_hashes=HASHES[:2])
     (order,) = one.message().loads
     assert (order.transfer_id, order.blocks, order.hashes) == (transfer_id, [9, 8], list(HASHES[:2]))
     assert one.scheduler.take_message() == b""
-
-
-@pytest.mark.parametrize(("later_s", "cause"), [(2.9, "cancelled"), (3.1, "deadline")])
-def test_load_that_is_given_up_after_its_time_counts_against_the_store(house, later_s, cause):
-    one = house(failure_limit=1)
-    transfer_id = one.lookup().transfer_id
-    one.scheduler.on_allocated(transfer_id, blocks=[9], block_hashes=HASHES[:1])
-    one.parts.clock.advance(later_s)
+    if later_s is None:
+        one.scheduler.on_report(ConnectorReport(loaded=(transfer_id,)))
+    one.parts.clock.advance(later_s or 9.0)
     one.scheduler.on_cancelled(transfer_id)
     assert one.message().cancels == [transfer_id]
-    assert one.count("transfer_failures_total", cause=cause) == 1
-    assert one.parts.breaker.allows == (cause == "cancelled")
+    assert [one.count("transfer_failures_total", cause=each) for each in ("cancelled", "deadline")] == [
+        cause == "cancelled",
+        cause == "deadline",
+    ]
+    assert one.parts.breaker.allows == (cause != "deadline")
 
 
-def test_load_that_ended_meanwhile_is_cancelled_without_a_count(house):
-    one = house()
-    transfer_id = one.lookup().transfer_id
-    one.scheduler.on_allocated(transfer_id, blocks=[9], block_hashes=HASHES[:1])
-    one.scheduler.on_report(ConnectorReport(loaded=(transfer_id,)))
-    one.scheduler.on_cancelled(transfer_id)
-    assert one.message().cancels == [transfer_id]
-    assert "cancelled" not in one.scheduler.metrics()
-
-
-def test_policy_says_what_becomes_of_a_failed_load(house):
+def test_policy_says_what_becomes_of_a_failed_load_and_one_that_nobody_knows_is_computed(house):
     one = house()
     request = Request(request_id="r", prompt_token_ids=(1,))
     for attempt in (1, 2):
@@ -210,19 +177,9 @@ def test_policy_says_what_becomes_of_a_failed_load(house):
         failed = FailedLoad(transfer_id=transfer_id, num_valid_tokens=BLOCK_SIZE, cause="lost")
         one.scheduler.on_report(ConnectorReport(failed=(failed,)))
         assert one.scheduler.on_failed(request, failed) == "retry"
-        view = one.policy.views[-1]
-        assert (view.cause, view.num_valid_tokens, view.num_lost_tokens, view.num_attempts) == (
-            "lost",
-            BLOCK_SIZE,
-            2 * BLOCK_SIZE,
-            attempt,
-        )
-
-
-def test_failure_of_an_unknown_load_is_computed(house):
-    one = house()
-    failed = FailedLoad(transfer_id=99, num_valid_tokens=0, cause="lost")
-    assert one.scheduler.on_failed(Request(request_id="r", prompt_token_ids=(1,)), failed) == "compute"
+        expected = {"cause": "lost", "num_valid_tokens": 4, "num_lost_tokens": 8, "num_attempts": attempt}
+        assert attrs.asdict(one.policy.views[-1]) == expected
+    assert one.scheduler.on_failed(request, attrs.evolve(failed, transfer_id=99)) == "compute"
 
 
 # --------------------------------------------------------------------------------------------------------- saves
@@ -251,35 +208,17 @@ def test_policy_admits_leading_blocks(house):
     assert one.message().saves[0].blocks == [4]
 
 
-def test_policy_that_admits_less_than_nothing_admits_nothing(house):
-    one = house()
-    one.policy.num_saved = -1
-    one.scheduler.on_computed(blocks=[3, 4], block_hashes=HASHES[:2])
-    assert one.scheduler.take_message() == b""
-    assert one.count("dropped_saves_total", reason="policy") == 2
-
-
 def test_nothing_is_saved_if_saves_are_off(house):
     one = house(saves=False)
     one.scheduler.on_computed(blocks=[3], block_hashes=HASHES[:1])
     assert one.scheduler.take_message() == b""
 
 
-def test_nothing_is_held_for_a_finished_sequence(house):
-    one = house()
-    assert one.scheduler.on_finished(Request(request_id="r", prompt_token_ids=(1,)), blocks=[1]) is None
-
-
 # -------------------------------------------------------------------------------------------- start-up and breaker
 
 
-def test_store_that_works_is_announced_by_nothing(house, caplog):
-    assert house().parts.breaker.allows
-    assert caplog.text == ""
-
-
-def down(objects=None, **settings):
-    one = House(ready=False, **settings)
+def down():
+    one = House(ready=False)
     one.faults.begin(Fault.REFUSES)
     return one
 
@@ -298,11 +237,16 @@ def test_store_that_cannot_be_used_is_an_error_in_the_log_and_serving_goes_on(ca
     one.scheduler.close()
 
 
-def test_required_store_that_cannot_be_used_refuses_to_start():
-    one = down(required=True)
-    with pytest.raises(ConfigValueError, match=r"store of shelf cannot be used: .* \[kv_connector.shelf\] required"):
-        one.scheduler.on_ready(one.layout)
-    one.scheduler.close()
+def test_required_store_that_cannot_be_used_refuses_to_start_and_says_why():
+    def refuse():
+        raise TransferError("redis://nowhere:1 refuses connections.", cause="unreachable")
+
+    scheduler = StoreScheduler(make_parts(refuse, required=True), Staging(1))
+    said = r"store of shelf cannot be used: redis://nowhere:1 refuses .* \[kv_connector.shelf\] required"
+    with pytest.raises(ConfigValueError, match=said):
+        scheduler.on_ready(make_pool().layout)
+    scheduler.close()
+    scheduler.close()
 
 
 def test_store_that_hangs_at_start_up_is_interrupted(caplog):
@@ -344,44 +288,3 @@ def test_probe_that_hangs_is_interrupted(house):
     one.ask()
     one.settle()
     assert one.parts.breaker.state is BreakerState.OPEN
-
-
-def test_hit_that_is_not_used_leaves_nothing_behind(house):
-    one = house()
-    one.scheduler.on_unused(one.lookup("a").transfer_id)
-    assert not one.scheduler._waits_s
-    assert one.scheduler.take_message() == b""
-    assert one.lookup("a").num_tokens == 4 * BLOCK_SIZE
-
-
-def test_finished_request_leaves_nothing_behind(house):
-    one = house(gated=True)
-    one.ask("gone")
-    one.scheduler.on_finished(Request(request_id="gone", prompt_token_ids=(1,)), blocks=[])
-    assert one.scheduler._lookups.num_lookups == 0
-
-
-def test_close_may_come_twice_and_before_the_engine_is_ready():
-    one = House(ready=False)
-    one.scheduler.close()
-    one = House()
-    one.scheduler.close()
-    one.scheduler.close()
-
-
-def test_metrics_are_prometheus_text(house):
-    one = house()
-    one.lookup()
-    assert 'trencadis_kv_lookups_total{connector="shelf",result="hit"} 1.0' in one.scheduler.metrics()
-    assert 'trencadis_kv_breaker_state{connector="shelf"}' not in one.scheduler.metrics()
-
-
-def test_error_of_the_connection_names_its_address():
-    def refuse():
-        raise TransferError("redis://nowhere:1 refuses connections.", cause="unreachable")
-
-    parts = make_parts(refuse, required=True)
-    scheduler = StoreScheduler(parts, Staging(1))
-    with pytest.raises(ConfigValueError, match="redis://nowhere:1 refuses"):
-        scheduler.on_ready(make_pool().layout)
-    scheduler.close()

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from support.kv.store_parts import BLOCK_BYTES, GatedStore, hashes_of, make_parts, make_pool, read
 from trencadis.errors import TransferError
-from trencadis.records import ConnectorReport
+from trencadis.records import TransferCause
+from trencadis_kv.store.bounded import RecentHashes
+from trencadis_kv.store.counters import TransferCounters
+from trencadis_kv.store.journal import IndexStore, Journal, KeyIndex, repeat
 from trencadis_kv.store.messages import LoadOrder, SaveOrder, StepOrders, encode_orders
 from trencadis_kv.store.staging import Staging
 from trencadis_kv.store.store_worker import StoreWorker
@@ -35,14 +39,6 @@ def house():
     one.worker.close()
 
 
-def test_what_was_saved_is_loaded(house):
-    content = read(house.pool, [3, 4])
-    house.step(saves=[SaveOrder([3, 4], hashes_of(3, 4))])
-    report = house.step(loads=[LoadOrder(1, [8, 9], hashes_of(3, 4))])
-    assert report.loaded == (1,)
-    assert (read(house.pool, [8, 9]) == content).all()
-
-
 def test_block_that_is_saved_and_loaded_into_in_one_step_is_saved_first(house):
     old, new = read(house.pool, [3]), np.full((1, BLOCK_BYTES), 7, np.uint8)
     house.pool.write_blocks([5], new)
@@ -53,12 +49,6 @@ def test_block_that_is_saved_and_loaded_into_in_one_step_is_saved_first(house):
     assert (read(house.pool, [9]) == old).all()
 
 
-def test_load_and_its_cancellation_in_one_message_leave_the_load_of_another_transfer_id(house):
-    house.step(saves=[SaveOrder([3], hashes_of(3))])
-    report = house.step(loads=[LoadOrder(2, [9], hashes_of(3))], cancels=[1])
-    assert (report.loaded, report.released) == ((2,), (1,))
-
-
 def test_transfer_id_that_is_ordered_and_cancelled_before_a_step_is_released_and_not_loaded(house):
     before = read(house.pool, [9])
     house.step(saves=[SaveOrder([3], hashes_of(3))])
@@ -67,21 +57,9 @@ def test_transfer_id_that_is_ordered_and_cancelled_before_a_step_is_released_and
     assert (read(house.pool, [9]) == before).all()
 
 
-def test_empty_message_does_nothing(house):
-    house.worker.begin_step(b"")
-    assert house.worker.poll() == ConnectorReport()
-
-
 def test_message_that_is_none_is_refused(house):
     with pytest.raises(TransferError, match="cannot be read"):
         house.worker.begin_step(b"nonsense")
-
-
-def test_worker_without_a_cache_has_nothing_to_report_or_close():
-    worker = StoreWorker(make_parts(), Staging(1))
-    worker.begin_step(b"")
-    assert worker.poll() == ConnectorReport()
-    worker.close()
 
 
 def test_waiting_for_threads_has_an_end():
@@ -95,8 +73,6 @@ def test_waiting_for_threads_has_an_end():
 
 
 # -------------------------------------------------------------------------------------------------- by layer
-
-
 class LayerHouse(House):
     """The thread that would copy ahead is kept busy."""
 
@@ -137,7 +113,7 @@ def make_house():
 def test_layers_are_copied_while_the_step_is_computed(make_house):
     house = make_house()
     old = read(house.pool, [3, 4])
-    house.begin(saves=[SaveOrder([3, 4], hashes_of(3, 4))])
+    house.begin(saves=[SaveOrder([3, 4], hashes_of(3, 4))], loads=[LoadOrder(1, [5], hashes_of(15))])
     assert house.worker.wants_layers
     for layer in (0, 1):
         assert house.worker.wait_layer(layer, budget_s=0.0)
@@ -147,52 +123,20 @@ def test_layers_are_copied_while_the_step_is_computed(make_house):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expects"), [({}, False), ({"layerwise_saves": False}, True)], ids=["not told", "not wanted"]
+    ("settings", "expects", "loads"),
+    [({}, False, []), ({"layerwise_saves": False}, True, []), ({}, True, [LoadOrder(1, [3], hashes_of(15))])],
+    ids=["not told", "not wanted", "loaded into"],
 )
-def test_blocks_are_copied_at_once_otherwise(make_house, settings, expects):
+@pytest.mark.representatives(3)
+def test_blocks_are_copied_at_once_otherwise(make_house, settings, expects, loads):
     house = make_house(**settings)
+    house.begin()  # an expectation is that of one step
+    house.worker.end_step()
     old = read(house.pool, [3, 4])
-    house.begin(saves=[SaveOrder([3, 4], hashes_of(3, 4))], expects=expects)
+    house.begin(saves=[SaveOrder([3, 4], hashes_of(3, 4))], loads=loads, expects=expects)
     assert not house.worker.wants_layers
     house.pool.write_blocks([3, 4], np.zeros((2, BLOCK_BYTES), np.uint8))
     assert (house.stored([3, 4]) == old).all()
-
-
-def test_expectation_is_that_of_one_step(make_house):
-    house = make_house()
-    house.begin()
-    house.worker.end_step()
-    house.begin(saves=[SaveOrder([3], hashes_of(3))], expects=False)
-    assert not house.worker.wants_layers
-
-
-def test_expectation_ends_with_a_message_that_is_none(make_house):
-    house = make_house()
-    house.worker.expect_layers()
-    with pytest.raises(TransferError, match="cannot be read"):
-        house.worker.begin_step(b"nonsense")
-    house.begin(saves=[SaveOrder([3], hashes_of(3))], expects=False)
-    assert not house.worker.wants_layers
-
-
-def test_block_that_is_loaded_into_in_the_same_step_is_copied_at_once(make_house):
-    house = make_house()
-    old = read(house.pool, [3])
-    house.begin(saves=[SaveOrder([3], hashes_of(3))], loads=[LoadOrder(1, [3], hashes_of(15))])
-    assert not house.worker.wants_layers
-    assert (house.stored([3]) == old).all()
-
-
-def test_load_into_other_blocks_lets_layers_be_copied_late(make_house):
-    house = make_house()
-    house.begin(saves=[SaveOrder([3], hashes_of(3))], loads=[LoadOrder(1, [4], hashes_of(15))])
-    assert house.worker.wants_layers
-
-
-def test_step_without_saves_wants_no_layers(make_house):
-    house = make_house()
-    house.begin()
-    assert not house.worker.wants_layers
 
 
 def test_worker_without_a_cache_wants_no_layers():
@@ -203,3 +147,63 @@ def test_worker_without_a_cache_wants_no_layers():
     assert worker.wait_layer(0, budget_s=0.0)
     worker.end_step()
     worker.close()
+
+
+def test_calls_are_repeated_in_order_and_once():
+    journal, counters, recent, index = Journal(), TransferCounters("shelf"), RecentHashes(9), KeyIndex()
+    recent.add([b"a", b"b"])
+    journal.of("counters").failed(TransferCause.CORRUPT)
+    journal.of("counters").moved("load", num_tokens=8, num_bytes=100)
+    journal.of("recent").discard([b"b"])
+    for call in ("add", "remove", "add"):
+        getattr(journal.of("index"), call)("kv1/rank0/a")
+    journal.of("index").add("kv1/rank1/a")
+    (message,) = journal.take()
+    assert journal.take() == ()
+    state = {"counters": counters, "recent": recent, "index": index}
+    repeat(message, state, is_first=True)
+    assert counters.value("transfer_failures_total", cause="corrupt") == 1
+    assert counters.value("tokens_total", direction="load") == 8
+    assert recent.unknown([b"a", b"b"]) == [1]
+    assert IndexStore(index).contains(["kv1/rank0/a", "kv1/rank1/a", "kv1/rank2/a"]) == 2
+    index.clear("kv1/rank0/")
+    assert IndexStore(index).contains(["kv1/rank0/a"]) == 0
+
+
+def test_tokens_and_durations_count_on_the_first_rank_and_bytes_on_each():
+    counters = TransferCounters("shelf")
+    for rank in range(3):
+        journal = Journal()
+        journal.of("counters").moved("save", num_tokens=4, num_bytes=10)
+        journal.of("counters").ended(0.5)
+        repeat(*journal.take(), {"counters": counters}, is_first=rank == 0)
+    assert counters.value("tokens_total", direction="save") == 4
+    assert counters.value("bytes_total", direction="save") == 30
+    assert counters.value("load_seconds_count") == 1
+
+
+def test_a_long_list_of_calls_comes_in_several_messages():
+    journal, index = Journal(), KeyIndex()
+    for number in range(10_000):
+        journal.of("index").add(str(number))
+    messages = [*journal.take(), *journal.take(), *journal.take()]
+    assert len(messages) == 2
+    for message in messages:
+        repeat(message, {"index": index}, is_first=True)
+    assert "9999" in index
+
+
+def test_only_what_is_known_is_recorded_and_repeated():
+    with pytest.raises(AttributeError, match=r"counters\.text is not known"):
+        Journal().of("counters").text()
+    for message in (
+        b"nonsense",
+        msgspec.msgpack.encode([("index", "__init__", [], {})]),
+        msgspec.msgpack.encode([("x", "y", [], {})]),
+    ):
+        with pytest.raises(TransferError):
+            repeat(message, {"index": KeyIndex()}, is_first=True)
+
+
+def test_a_breaker_that_is_elsewhere_lets_everything_through():
+    assert Journal().of("breaker").allows

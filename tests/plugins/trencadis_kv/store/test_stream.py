@@ -1,20 +1,28 @@
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import attrs
 import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trencadis.errors import TransferError
+from trencadis.records import FirstToken, TokenLogprobs
+from trencadis_kv.wire import socket_buffers
+from trencadis_kv.wire.handshake import Identity, accept, greet
+from trencadis_kv.wire.socket_buffers import BUFFER_BYTES, set_buffer
 from trencadis_kv.wire.stream import (
     BLOCK_HEAD_BYTES,
+    VERSION,
     Abort,
     Ack,
     Commit,
@@ -29,6 +37,13 @@ from trencadis_kv.wire.stream import (
     Renew,
     Welcome,
     block_head,
+)
+from trencadis_kv.wire.stream_messages import (
+    BODIES,
+    KINDS,
+    Token,
+    decode_token,
+    encode_token,
 )
 
 MESSAGES: list[Message] = [
@@ -116,23 +131,11 @@ def test_any_bytes_are_a_message_or_an_error(data: bytes) -> None:
             read_all(stream)
 
 
-def test_peer_that_goes_is_unreachable_and_one_that_stalls_misses_the_deadline(
-    ends: tuple[FrameStream, socket.socket],
+@pytest.mark.parametrize("peer", ["trickles", "does not read", "goes"])
+@pytest.mark.representatives(3)
+def test_peer_that_is_slow_misses_the_deadline_and_one_that_goes_is_unreachable(
+    ends: tuple[FrameStream, socket.socket], peer: str
 ) -> None:
-    stream, other = ends
-    stream.set_deadline(0.05)
-    other.sendall(b"\0")
-    with pytest.raises(TransferError) as caught:
-        stream.receive()
-    assert caught.value.cause == "deadline"
-    stream.set_deadline(5)
-    other.close()
-    with pytest.raises(TransferError) as caught:
-        stream.receive()
-    assert caught.value.cause == "unreachable"
-
-
-def test_peer_that_trickles_misses_the_deadline_too(ends: tuple[FrameStream, socket.socket]) -> None:
     stream, other = ends
     ended = threading.Event()
 
@@ -140,31 +143,17 @@ def test_peer_that_trickles_misses_the_deadline_too(ends: tuple[FrameStream, soc
         while not ended.wait(0.02):
             other.sendall(b"\0")
 
-    thread = background(trickle)
-    stream.set_deadline(0.3)
+    thread = background(trickle if peer == "trickles" else lambda: None)
+    stream.set_deadline(5.0 if peer == "goes" else 0.2)
+    if peer == "goes":
+        other.close()
     with pytest.raises(TransferError) as caught:
-        stream.receive_into(memoryview(bytearray(1000)))
+        stream.send_pieces([bytes(1 << 20)] * 64) if peer == "does not read" else stream.receive_into(
+            memoryview(bytearray(1000))
+        )
     ended.set()
     thread.join()
-    assert caught.value.cause == "deadline"
-
-
-def test_who_does_not_read_stops_the_sender_at_the_deadline(ends: tuple[FrameStream, socket.socket]) -> None:
-    stream, _ = ends
-    stream.set_deadline(0.05)
-    with pytest.raises(TransferError) as caught:
-        stream.send_pieces([bytes(1 << 20)] * 64)
-    assert caught.value.cause == "deadline"
-
-
-def test_many_pieces_arrive_in_order(ends: tuple[FrameStream, socket.socket]) -> None:
-    stream, other = ends
-    pieces = [bytes([i % 251]) * (i % 7 * 1000) for i in range(1500)]
-    thread = background(lambda: stream.send_pieces(pieces))
-    target = bytearray(sum(map(len, pieces)))
-    FrameStream(other, timeout_s=10).receive_into(memoryview(target))
-    thread.join()
-    assert bytes(target) == b"".join(pieces)
+    assert caught.value.cause == ("unreachable" if peer == "goes" else "deadline")
 
 
 @pytest.mark.parametrize("first_part", [1, 100, 128, 150, 300, 303, 308, 310])
@@ -188,19 +177,6 @@ def test_block_is_taken_however_the_bytes_come_and_so_is_what_follows(
     assert stream.receive() == Commit(num_blocks=3)
     other.sendall(commit(4))
     assert stream.receive() == Commit(num_blocks=4)
-
-
-def test_block_that_is_the_last_word_is_taken_and_the_silence_noticed_afterwards(
-    ends: tuple[FrameStream, socket.socket],
-) -> None:
-    stream, other = ends
-    other.sendall(bytes(range(200)) + b"half")
-    other.shutdown(socket.SHUT_WR)
-    first, second = bytearray(128), bytearray(72)
-    stream.receive_block(memoryview(first), memoryview(second))
-    assert bytes(first + second) == bytes(range(200))
-    with pytest.raises(TransferError, match="closed the connection"):
-        stream.receive()
 
 
 def test_more_is_there_when_it_comes_and_when_the_other_side_goes(ends: tuple[FrameStream, socket.socket]) -> None:
@@ -235,30 +211,27 @@ def test_cut_wakes_who_waits(ends: tuple[FrameStream, socket.socket]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.BLOCK, 99])
-@pytest.mark.parametrize("num_bytes", [4097, 16 << 20, (1 << 32) - 1])
+@pytest.mark.parametrize("num_bytes", [4097, (1 << 32) - 1])
 def test_long_message_of_a_stranger_is_refused_by_its_head(
     ends: tuple[FrameStream, socket.socket], kind: int, num_bytes: int
 ) -> None:
-    stream, other = ends
-    other.sendall(struct.pack("<IHH", num_bytes, kind, 0))
+    ends[1].sendall(struct.pack("<IHH", num_bytes, kind, 0))
     with pytest.raises(TransferError, match=f"a first message of {num_bytes} bytes"):
-        stream.receive()
+        ends[0].receive()
 
 
 def test_memory_is_taken_for_what_has_come_and_not_for_what_was_announced(
     ends: tuple[FrameStream, socket.socket],
 ) -> None:
-    stream, other = ends
-    stream.trust()
-    other.sendall(struct.pack("<IHH", 16 << 20, Kind.PULL, 0) + b"x")
-    other.shutdown(socket.SHUT_WR)
+    ends[0].trust()
+    ends[1].sendall(struct.pack("<IHH", 16 << 20, Kind.PULL, 0) + b"x")
+    ends[1].shutdown(socket.SHUT_WR)
     tracemalloc.start()
-    try:
-        with pytest.raises(TransferError, match="closed the connection"):
-            stream.receive()
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(TransferError, match="closed the connection"):
+        ends[0].receive()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1 << 20
 
 
 @pytest.mark.parametrize("num_hashes", [1, 1900, 2000, 4000, 100_000])
@@ -270,3 +243,215 @@ def test_message_of_any_length_arrives_whole(num_hashes: int) -> None:
         stream.trust()
         background(lambda: FrameStream(one, timeout_s=30).send(message))
         assert stream.receive() == message
+
+
+def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_had() -> None:
+    assert set(BODIES) == set(Kind) - {Kind.BLOCK}
+    assert {KINDS[body]: body for body in KINDS} == BODIES
+    names = (
+        "HELLO WELCOME REFUSE PROOF PULL BLOCK COMMIT ABORT RENEW RELEASE ACK STATUS STATE PREFILL_REQUEST PREFILL_RESPONSE PLACED TAKEN "
+        "LAYERS"
+    )
+    assert [kind.name for kind in sorted(Kind)] == names.split()
+    assert sorted(Kind) == list(range(1, 19))
+
+
+def entry(**changes):
+    given = {"logprob": -1.25, "rank": 3, "top_token_ids": (7, 8), "top_logprobs": (-0.1, -math.inf)}
+    return TokenLogprobs(index=0, position=0, token_id=9, **{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        FirstToken(token_id=0),
+        FirstToken(token_id=9, logprobs=entry()),
+        FirstToken(token_id=9, logprobs=entry(top_token_ids=(), top_logprobs=())),
+    ],
+)
+def test_token_is_the_same_at_the_other_end(first):
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(encode_token(first)), type=Token)
+    assert decode_token(travelled) == first
+
+
+PRODUCER = Identity(engine="p", compat=b"c" * 16, block_bytes=64, secret="between us")
+
+
+NONCE = bytes(16)
+
+
+CONSUMER = attrs.evolve(PRODUCER, engine="d")
+
+
+def meet(producer: Identity, consumer: Identity, *, wants: str = "p") -> tuple[str, str]:
+    """Return what each side has against the other; empty for nothing."""
+    one, other = socket.socketpair()
+    causes = ["", ""]
+
+    def produce() -> None:
+        try:
+            accept(FrameStream(one, timeout_s=5), producer)
+        except TransferError as error:
+            causes[0] = error.cause
+            one.shutdown(socket.SHUT_RDWR)
+
+    thread = threading.Thread(target=produce, daemon=True)
+    with one, other:
+        thread.start()
+        try:
+            greet(FrameStream(other, timeout_s=5), consumer, wants=wants)
+            other.shutdown(socket.SHUT_WR)
+        except TransferError as error:
+            causes[1] = error.cause
+            other.shutdown(socket.SHUT_RDWR)
+        thread.join(60)
+    return causes[0], causes[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({}, ""),
+        ({"compat": b"d" * 16}, "incompatible"),
+        ({"block_bytes": 65}, "incompatible"),
+        ({"wants": "its former self"}, "lost"),
+        ({"secret": "b"}, "unreachable"),
+    ],
+    ids=str,
+)
+@pytest.mark.representatives(5)
+def test_both_sides_notice_what_they_do_not_have_in_common(change: dict[str, Any], cause: str) -> None:
+    consumer = attrs.evolve(CONSUMER, **{name: value for name, value in change.items() if name != "wants"})
+    assert meet(PRODUCER, consumer, wants=change.get("wants", "p")) == (cause, cause)
+
+
+def test_engine_without_a_secret_is_none() -> None:
+    with pytest.raises(ValueError, match="secret"):
+        attrs.evolve(PRODUCER, secret="")
+
+
+@pytest.mark.parametrize("nonce", [b"", bytes(15), bytes(17)])
+def test_nonces_of_other_lengths_are_refused(nonce: bytes) -> None:
+    """What is authenticated is several fields one after the other: their lengths are fixed."""
+    hello = Hello(version=VERSION, compat=b"c" * 16, block_bytes=64, wants="p", nonce=nonce)
+    for side, message in ((accept, hello), (partial(greet, wants="p"), Welcome(engine="p", nonce=nonce, proof=b""))):
+        one, other = socket.socketpair()
+        with one, other:
+            FrameStream(one, timeout_s=5).send(message)
+            with pytest.raises(TransferError) as caught:
+                side(FrameStream(other, timeout_s=5), PRODUCER)
+            assert caught.value.cause == "corrupt"
+
+
+def test_only_who_has_proved_to_know_the_secret_may_send_long_messages() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        sides = FrameStream(one, timeout_s=5), FrameStream(other, timeout_s=5)
+        thread = threading.Thread(target=accept, args=(sides[0], PRODUCER), daemon=True)
+        thread.start()
+        greet(sides[1], CONSUMER, wants="p")
+        thread.join(60)
+        for mine, theirs in (sides, sides[::-1]):
+            mine.send(Refuse(cause="lost", reason="x" * 5000))
+            assert isinstance(theirs.receive(), Refuse)
+
+
+def test_consumer_without_the_secret_is_not_let_in_by_a_guess() -> None:
+    """It skips its own check of the producer, and sends a proof made with another secret."""
+    one, other = socket.socketpair()
+    with one, other:
+        stream = FrameStream(other, timeout_s=5)
+
+        def ask() -> None:
+            stream.send(Hello(version=VERSION, compat=CONSUMER.compat, block_bytes=64, wants="p", nonce=b"n" * 16))
+            stream.receive()
+            from trencadis_kv.wire.stream import Proof
+
+            stream.send(Proof(proof=b"guess" * 6))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        with pytest.raises(TransferError, match="does not know the secret"):
+            accept(FrameStream(one, timeout_s=5), PRODUCER)
+        thread.join(60)
+        assert isinstance(stream.receive(), Refuse)
+
+
+def test_another_major_version_is_refused_with_both_numbers() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        FrameStream(one, timeout_s=5).send(
+            Hello(version=VERSION + 1, compat=b"", block_bytes=0, wants="p", nonce=NONCE)
+        )
+        with pytest.raises(TransferError) as caught:
+            accept(FrameStream(other, timeout_s=5), PRODUCER)
+        assert caught.value.cause == "incompatible"
+        answer = FrameStream(one, timeout_s=5).receive()
+        assert isinstance(answer, Refuse)
+        assert f"version {VERSION + 1}" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (Welcome(engine="another", nonce=NONCE, proof=b""), "lost"),
+        (Refuse(cause="a word of tomorrow", reason="?"), "unreachable"),
+        (Hello(version=1, compat=b"", block_bytes=0, wants="", nonce=b""), "corrupt"),
+    ],
+)
+def test_odd_answers_are_errors(answer: Message, cause: str) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        FrameStream(one, timeout_s=5).send(answer)
+        with pytest.raises(TransferError) as caught:
+            greet(FrameStream(other, timeout_s=5), CONSUMER, wants="p")
+    assert caught.value.cause == cause
+
+
+def test_secret_is_not_printed() -> None:
+    assert "between us" not in repr(attrs.evolve(PRODUCER, secret="between us"))
+
+
+OPTIONS = {"receive": socket.SO_RCVBUF, "send": socket.SO_SNDBUF}
+
+
+@pytest.fixture(autouse=True)
+def asked_anew():
+    socket_buffers._may_have.cache_clear()
+    yield
+    socket_buffers._may_have.cache_clear()
+
+
+class Limited(socket.socket):
+    """Gets no larger buffer than a kernel's default limit allows, doubled as Linux does."""
+
+    limit = 212992
+
+    def setsockopt(self, level, option, value):
+        super().setsockopt(level, option, min(value, self.limit) if level == socket.SOL_SOCKET else value)
+
+
+@pytest.mark.parametrize("way", OPTIONS)
+def test_buffer_is_set_where_the_kernel_allows_it_and_else_left_to_the_kernel(way):
+    with socket.socket() as one, socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, OPTIONS[way], BUFFER_BYTES)
+        is_allowed = probe.getsockopt(socket.SOL_SOCKET, OPTIONS[way]) >= BUFFER_BYTES
+        before = one.getsockopt(socket.SOL_SOCKET, OPTIONS[way])
+        set_buffer(one, way)
+        after = one.getsockopt(socket.SOL_SOCKET, OPTIONS[way])
+    assert (after >= BUFFER_BYTES) if is_allowed else (after == before)
+
+
+@pytest.mark.parametrize("way", OPTIONS)
+def test_buffer_that_would_be_smaller_is_not_set_for_the_kernel_would_not_enlarge_it(way, monkeypatch):
+    monkeypatch.setattr(socket, "socket", Limited)
+    with Limited() as one:
+        before = one.getsockopt(socket.SOL_SOCKET, OPTIONS[way])
+        set_buffer(one, way)
+        assert one.getsockopt(socket.SOL_SOCKET, OPTIONS[way]) == before
+
+
+def test_closed_connection_is_left_alone():
+    one = socket.socket()
+    one.close()
+    set_buffer(one, "receive")

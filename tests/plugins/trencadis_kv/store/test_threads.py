@@ -61,15 +61,6 @@ def test_tasks_are_done_in_the_order_they_came(make_threads, activity):
     assert order == list(range(20))
 
 
-def test_no_thread_starts_before_the_first_task(make_threads):
-    before = threading.active_count()
-    threads = make_threads(num_threads=3)
-    assert threading.active_count() == before
-    threads.put(Task())
-    assert threads.drain(10.0)
-    assert threading.active_count() == before + 3
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="this system has no scheduling policies")
 def test_threads_interrupt_nobody_when_they_wake_up(make_threads, activity):
     threads, policies = make_threads(), []
@@ -109,20 +100,6 @@ def test_queued_task_is_taken_back_and_a_running_one_is_not(make_threads, activi
     assert not threads.is_running(running)
 
 
-def test_oldest_task_is_taken_off_the_queue(make_threads, activity):
-    store = GatedStore({})
-    threads, tasks = make_threads(store), [Task(ask), Task(), Task()]
-    threads.put(tasks[0])
-    assert store.is_waiting.wait(60.0)
-    threads.put(tasks[1])
-    threads.put(tasks[2])
-    assert threads.take_oldest() is tasks[1]
-    store.open()
-    assert activity.wait_idle(60.0)
-    assert threads.take_oldest() is None
-    assert tasks[2].done.is_set()
-
-
 def test_only_calls_that_nobody_waits_for_are_interrupted(make_threads):
     store = GatedStore({})
     threads, task = make_threads(store), Task(ask)
@@ -134,15 +111,6 @@ def test_only_calls_that_nobody_waits_for_are_interrupted(make_threads):
     threads.interrupt_unwanted()
     assert task.done.wait(60.0)
     assert task.error.cause == "unreachable"
-
-
-def test_task_that_raises_ends_no_thread(make_threads, activity, caplog):
-    threads, after = make_threads(), Task()
-    threads.put(type("Broken", (Task,), {"run": lambda self, client: 1 / 0})())
-    threads.put(after)
-    assert activity.wait_idle(60.0)
-    assert after.done.is_set()
-    assert "ZeroDivisionError" in caplog.text
 
 
 def test_close_interrupts_what_runs_and_forgets_what_waits(activity):
@@ -170,3 +138,53 @@ def test_thread_that_does_not_end_is_named_and_left_behind(activity, caplog):
     assert "stuck does not end" in caplog.text
     gate.set()
     assert threads.close(5.0)
+
+
+def test_connection_is_made_with_the_first_call_kept_and_given_up_once():
+    made, told = [], []
+
+    def make():
+        made.append(DictStore({"a": b"1"}))
+        made[-1].close, made[-1].interrupt = lambda: told.append("close"), lambda: told.append("interrupt")
+        if len(made) == 1:
+            raise OSError("refused")
+        return made[-1]
+
+    client = StoreClient(make, name="shelf")
+    client.close()
+    assert not made
+    with pytest.raises(TransferError, match="OSError: refused"):
+        client.call(lambda store: store.contains(["a"]))
+    assert [client.call(lambda store: store.contains(["a"])) for _ in range(2)] == [1, 1], "it is tried again"
+    assert len(made) == 2
+    client.interrupt()  # no call runs
+    client.close()
+    client.close()
+    assert told == ["close"]
+
+
+def test_what_a_store_raises_is_a_transfer_error_with_its_cause_and_such_errors_pass():
+    client = StoreClient(lambda: DictStore({}), name="shelf")
+    with pytest.raises(TransferError, match=r"shelf raised KeyError: 'x'") as caught:
+        client.call(lambda store: {}["x"])
+    assert (caught.value.cause, type(caught.value.__cause__)) == ("raised", KeyError)
+
+    def full(store):
+        raise TransferError("no room", cause="full")
+
+    with pytest.raises(TransferError, match="no room") as caught:
+        client.call(full)
+    assert caught.value.cause == "full"
+
+
+def test_store_that_raises_from_interrupt_or_close_costs_a_warning(caplog):
+    store = GatedStore({})
+    store.close = store.interrupt = lambda: 1 / 0
+    client = StoreClient(lambda: store, name="shelf")
+    threading.Thread(target=lambda: (store.is_waiting.wait(60.0), client.interrupt(), store.open())).start()
+    store.gate.clear()
+    store.interrupt_waiters(interrupted=False)
+    client.call(lambda store: store.contains([]))
+    client.close()
+    assert "raised from interrupt()" in caplog.text
+    assert "raised from close()" in caplog.text

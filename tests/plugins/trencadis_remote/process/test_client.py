@@ -115,27 +115,6 @@ def test_texts_are_embedded_and_bad_ones_refused(open_line: Callable[..., Any]) 
     assert (name, type(error)) == ("empty", InvalidRequestError)
 
 
-def test_a_dropped_text_leaves_nothing_behind(open_line: Callable[..., Any]) -> None:
-    line = open_line()
-    line.client.embed(EmbeddingRequest(request_id="a", token_ids=(5, 6)))
-    line.client.abort("a")
-    assert not line.client.has_work
-    outputs = line.settle()  # the engine may have been quicker than the word of it
-    assert {embedding.request_id for some in outputs for embedding in some.embeddings} <= {"a"}
-    assert not any(some.slots or some.finished for some in outputs)
-    assert not line.engine.has_work
-    assert not line.client.has_work
-
-
-def test_metrics_are_answered_in_the_order_of_the_questions(open_line: Callable[..., Any]) -> None:
-    line = open_line()
-    answers: list[int] = []
-    line.client.request_metrics(lambda text: answers.append(1))
-    line.client.request_metrics(lambda text: answers.append(2))
-    line.settle()
-    assert answers == [1, 2]
-
-
 def test_after_its_end_nothing_can_be_asked_and_closing_is_harmless(open_line: Callable[..., Any]) -> None:
     line = open_line()
     line.client.add(request("a", 500))
@@ -254,19 +233,6 @@ def test_numbers_of_numpy_are_sent_as_numbers(open_line: Callable[..., Any]) -> 
     assert set(endings(line.settle())) == {"a"}
 
 
-@pytest.mark.parametrize("table", [{"name": "\ud800"}, {"shadow": 10**30}], ids=["text", "number"])
-def test_an_operators_change_that_cannot_be_sent_is_refused_alone(
-    open_line: Callable[..., Any], table: dict[str, Any]
-) -> None:
-    line = open_line()
-    answers: list[Any] = []
-    with pytest.raises(InvalidRequestError, match="table"):
-        line.client.control("set_scheduling", {"table": table, "source": "a test"}, answers.append)
-    line.client.control("role", {}, answers.append)
-    line.settle()
-    assert answers[0]["role"] == "both"
-
-
 @pytest.mark.parametrize(
     "answer", [{"a": 10**30}, {"a": ["\ud800"]}, {"a": object()}], ids=["number", "text", "object"]
 )
@@ -280,21 +246,6 @@ def test_an_answer_that_cannot_be_sent_becomes_an_error_and_the_engine_goes_on(
     line.client.add(request("after"))
     assert set(endings(line.settle())) == {"after"}
     assert isinstance(answers[0], InternalError)
-
-
-def test_words_that_no_utf_8_can_hold_are_sent_as_escapes(
-    open_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = open_line()
-
-    def refuse(request: Request) -> int:
-        raise InvalidRequestError("no \ud800", field="a")
-
-    monkeypatch.setattr(line.engine, "add", refuse)
-    line.client.add(request("a"))
-    line.settle()
-    [(_, error)] = line.refused
-    assert str(error) == "no \\ud800"
 
 
 def test_the_smallest_free_number_is_given() -> None:

@@ -8,21 +8,16 @@ from typing import Any
 import attrs
 import pytest
 
-from trencadis.client.engine_thread import EngineThread
-from trencadis.client.factory import open_frontend, open_runner
 from trencadis.config import Config
-from trencadis.config.schema import NounConfig
 from trencadis.errors import (
     ConfigValueError,
     EngineEndedError,
     ModelLoadError,
     PluginError,
-    PluginLoadError,
     TrencadisError,
 )
 from trencadis.records import SamplingParams
 from trencadis.registry import Registry
-from trencadis_remote.process.client import RemoteEngineClient
 from trencadis_remote.process.connect import connect_frontend
 from trencadis_testing.fakes import fake_text
 
@@ -81,26 +76,6 @@ def test_a_plugin_given_in_code_is_named_as_what_cannot_travel(process_house: Ho
     assert 'placement = "thread"' in str(error)
 
 
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize(
-    ("change", "kind", "words"),
-    [
-        ({"policy": "no_such_module:Policy"}, PluginLoadError, "no_such_module"),
-        ({"cache": {"num_blocks": 0, "memory_fraction": 1e-9}}, TrencadisError, "cache"),
-    ],
-)
-def test_what_goes_wrong_there_is_raised_here_with_its_class_and_words(
-    process_house: House, change: dict[str, Any], kind: type[Exception], words: str
-) -> None:
-    policy = change.pop("policy", None)
-    config, registry = process_house(**change)
-    if policy is not None:
-        config = attrs.evolve(config, scheduling=NounConfig(name=policy))
-    error = error_of(config, registry)
-    assert isinstance(error, kind)
-    assert words in str(error)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "words"), [("Vanishes", "ended with exit code 7"), ("Circles", "scheduling")])
 def test_a_policy_that_ends_or_holds_up_the_process_is_named(process_house: House, policy: str, words: str) -> None:
@@ -136,22 +111,3 @@ def test_a_missing_tokenizer_is_said_before_the_child_is_ready(process_house: Ho
     assert isinstance(error, ModelLoadError)
     assert "/no/such/place" in str(error)
     assert not isinstance(error, ConfigValueError)
-
-
-@pytest.mark.slow
-def test_process_is_another(process_house: House) -> None:
-    frontend = open_frontend(*process_house())
-    assert isinstance(frontend.engine, RemoteEngineClient)
-    frontend.close()
-
-
-@pytest.mark.slow
-def test_coroutines_are_served_by_a_thread_here_and_by_their_loop_for_another_process(
-    fake_house: House, process_house: House
-) -> None:
-    here, there = open_runner(*fake_house()), open_runner(*process_house())
-    assert isinstance(here, EngineThread)
-    assert isinstance(there.frontend.engine, RemoteEngineClient)
-    here.close()
-    there.close()
-    assert (here.is_alive, there.is_alive) == (False, False)

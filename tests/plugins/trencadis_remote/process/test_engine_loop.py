@@ -217,21 +217,6 @@ def test_an_end_that_no_loop_could_see_is_seen_by_who_asks(serve: Callable[..., 
     assert "ended in a test" in served.runner.failure
 
 
-def test_the_end_of_the_process_reaches_its_readers(serve: Callable[..., Served]) -> None:
-    served = serve().start_host()
-
-    async def use() -> None:
-        outputs = read(served.runner, "a", LONG)
-        await anext(outputs)
-        served.stop_host()
-        with pytest.raises(EngineEndedError, match="ended in a test"):
-            async for _ in outputs:
-                pass
-
-    asyncio.run(use())
-    assert served.runner.dispatcher.num_live == 0
-
-
 def test_a_broken_invariant_on_this_side_ends_everything(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,22 +137,6 @@ def test_a_request_arrives_as_it_was_sent(request: Request) -> None:
     assert decode_request(encode(request)) == request
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        StructuredOutput.json_schema({"type": "object", "properties": {"é": {"type": "integer"}}}),
-        StructuredOutput.json_object(),
-        StructuredOutput.regex(r"\d+"),
-        StructuredOutput.choice(["yes", "no", ""]),
-        StructuredOutput.grammar('root ::= "a"'),
-    ],
-    ids=lambda one: one.kind,
-)
-def test_what_a_text_must_be_arrives(wanted: StructuredOutput) -> None:
-    request = Request(request_id="r", prompt_token_ids=(1, 2), params=SamplingParams(structured=wanted))
-    assert decode_request(encode(request)) == request
-
-
 def test_the_request_of_every_sampling_parameter_changes_every_one() -> None:
     default = SamplingParams()
     names = [field.name for field in attrs.fields(SamplingParams)]

@@ -26,7 +26,6 @@ from trencadis_remote.process.messages import AddMessage, CloseMessage, MetricsM
 from trencadis_remote.process.wire import encode
 from trencadis_remote.process.worker import LOAD_S, EngineWorker
 from trencadis_testing.engines import make_engine
-from trencadis_testing.fakes import fake_text
 
 PROMPT = (5, 6, 7)
 EMPTY = np.empty(0, np.int32)
@@ -34,26 +33,6 @@ EMPTY = np.empty(0, np.int32)
 
 def request(name: str, num_tokens: int = 5, prompt: tuple[int, ...] = PROMPT) -> Request:
     return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=num_tokens))
-
-
-def test_tokens_come_under_the_transfer_id_of_their_request(open_line: Callable[..., Any]) -> None:
-    line = open_line()
-    handles = {line.client.add(request(name, prompt=(5, n))): (5, n) for n, name in enumerate("abc")}
-    got: dict[int, list[int]] = {handle: [] for handle in handles}
-    for deltas in line.settle():
-        start = 0
-        for handle, count in zip(deltas.slots, deltas.num_tokens, strict=True):
-            got[handle] += deltas.token_ids[start : start + count]
-            start += count
-    assert got == {handle: fake_text(prompt, 5, vocab_size=4096, eos=-1) for handle, prompt in handles.items()}
-
-
-def test_more_requests_than_the_table_of_slots_has_at_first(open_line: Callable[..., Any]) -> None:
-    line = open_line(high_water_mark=512)
-    for number in range(300):
-        line.client.add(request(str(number), 1))
-    ended = {finished.request_id for deltas in line.settle() for finished in deltas.finished}
-    assert ended == {str(number) for number in range(300)}
 
 
 def test_an_impossible_request_is_refused_and_the_host_goes_on(open_line: Callable[..., Any]) -> None:

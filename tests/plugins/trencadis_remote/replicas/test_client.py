@@ -19,7 +19,6 @@ from trencadis.interfaces import ReplicaViews, RoutingRequest
 from trencadis.records import EmbeddingRequest, FinishReason, Request, RequestTerms, SamplingParams
 from trencadis.text import Tokenizer
 from trencadis_remote.replicas.guarded_router import LeastLive
-from trencadis_testing.doubles import ScriptedSpeculator
 
 
 class Deepest(LeastLive):
@@ -57,23 +56,6 @@ def test_requests_are_spread_and_come_back_under_their_own_slots(fleet: Callable
     assert one.client.add(request("g")) == 0  # slots are used again
 
 
-def test_log_probabilities_come_with_the_slots_of_the_client(fleet: Callable[..., Fleet]) -> None:
-    one = fleet(2)
-    for name in "ab":
-        one.client.add(request(name, num_tokens=2, logprobs=1, prompt_logprobs=1))
-    seen: set[int] = set()
-    while one.client.has_work:
-        for line in one.lines:
-            assert line is not None
-            line.worker.turn()
-        one.client.rest(0.0)
-        while one.client.has_outputs:
-            outputs = one.client.step()
-            assert all(entry.index < len(outputs.slots) for entry in outputs.logprobs)
-            seen |= {entry.index for entry in outputs.prompt_logprobs}
-    assert seen == {0, 1}
-
-
 @pytest.mark.parametrize("num_turns", [0, 1, 2, 7, 20])
 def test_requests_of_a_replica_that_ends_go_on_elsewhere_after_the_tokens_that_came(
     fleet: Callable[..., Fleet], num_turns: int
@@ -91,18 +73,6 @@ def test_requests_of_a_replica_that_ends_go_on_elsewhere_after_the_tokens_that_c
     row = one.ask("replicas")["replicas"][0]
     assert (row["state"], row["num_moved"], row["num_live"]) == ("down", 2, 0)
     assert "ended in a test" in row["reason"]
-
-
-def test_steps_that_bring_several_tokens_are_continued_after_all_of_them(fleet: Callable[..., Fleet]) -> None:
-    def known(tokens: np.ndarray[Any, Any]) -> list[int]:
-        return TEXT[len(tokens) - len(PROMPT) :]
-
-    one = fleet(2, parts=lambda: {"speculator": ScriptedSpeculator(known)})
-    slots = [one.client.add(request(name)) for name in "ab"]
-    one.until(lambda: min(len(one.tokens.get(slot, ())) for slot in slots) > 4)
-    one.kill(0)
-    one.until(lambda: len(one.finished) == 2)
-    assert [one.tokens[slot] for slot in slots] == [TEXT, TEXT]
 
 
 def test_a_request_that_the_other_replica_does_not_take_is_refused_and_forgotten(
@@ -151,17 +121,6 @@ def test_restarts_of_each_replica_are_limited(fleet: Callable[..., Fleet]) -> No
     one.kill(0)
     one.take()
     assert one.starter.begun == [(1, 0.0), (1, 50.0), (0, 0.0)]  # one within 60 s
-
-
-def test_requests_survive_as_many_deaths_as_there_are_other_replicas(fleet: Callable[..., Fleet]) -> None:
-    one = fleet(3)
-    slot = one.client.add(request("a"))
-    for _ in range(2):
-        for _ in range(6):
-            one.turn()
-        one.kill(one.where("a"))
-    one.until(lambda: "a" in one.finished)
-    assert one.tokens[slot] == TEXT
 
 
 def test_replicas_that_end_at_once_hand_requests_on_until_one_lives(fleet: Callable[..., Fleet]) -> None:
@@ -440,20 +399,3 @@ def test_what_was_sent_to_is_looked_at_without_sleeping(
     one.client.rest(7.0)
     one.client.rest(7.0)
     assert slept == [7.0, 0.0, 7.0]
-
-
-def test_sleep_ends_when_it_is_interrupted(fleet: Callable[..., Fleet]) -> None:
-    one = fleet(2)
-    one.take()
-    one.client.interrupt()
-    one.client.rest(None)
-    assert not one.client.step(timeout_s=0.0).finished
-
-
-def test_the_starter_is_closed_with_the_client(fleet: Callable[..., Fleet]) -> None:
-    one = fleet(2)
-    for line in one.lines:
-        assert line is not None
-        line.peer.end()
-    one.client.close()
-    assert one.starter.is_closed

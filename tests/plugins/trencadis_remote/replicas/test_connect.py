@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -115,24 +113,6 @@ def test_wrong_routers_and_placements_are_refused_before_anything_is_started(mon
     registry.register(types.ModuleType("my_experiment"))
     with pytest.raises(PluginError, match="my_experiment"):
         open_frontend(config, registry)
-
-
-@pytest.mark.slow
-def test_one_engine_needs_nothing_of_this() -> None:
-    """The modules are not imported."""
-    tables = {**tables_of_house(), "parallel": {"data": 1}}
-    code = f"""
-import sys
-from trencadis import LLM, SamplingParams
-if __name__ == "__main__":
-    for placement in ("thread", "process"):
-        tables = {tables!r}
-        tables["engine"]["placement"] = placement
-        with LLM("demo", **tables) as llm:
-            llm.generate([[5, 6]], SamplingParams(max_tokens=2))
-    assert not [name for name in sys.modules if name.startswith("trencadis_remote.replicas")]
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 # --------------------------------------------------------------------------------------------------------- starter

@@ -125,12 +125,6 @@ def test_hits_are_those_of_sets_of_hashes(num_replicas: int) -> None:
     assert len(index) == 0
 
 
-def test_an_empty_prompt_hits_nothing() -> None:
-    index, out = PrefixIndex(2), np.ones(2, np.int32)
-    index.hits((), out)
-    assert out.tolist() == [0, 0]
-
-
 # --------------------------------------------------------------------------------------------- answers and metrics
 
 

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from trencadis.activity import Activity, ActivityView, EnginePhase
+from trencadis.activity import ACTIVITY, Activity, ActivityView, EnginePhase
 from trencadis.clock import SimulatedClock
-from trencadis_remote.watch.record_signal import RECORD_SIGNAL
+from trencadis_remote.watch import record_signal
+from trencadis_remote.watch.record_signal import RECORD_SIGNAL, ignore_record_signal, record_at_signal
 from trencadis_remote.watch.stall_watch import DUMP_SIGNAL, StallWatch, beat_s
 
 WATCHDOG_S = 60.0
+
+
 BUSY = [phase for phase in EnginePhase if not phase.has_no_limit and phase is not EnginePhase.IDLE]
 
 
@@ -109,14 +115,6 @@ def test_an_idle_engine_that_beats_is_well_for_ever(scene: Scene) -> None:
     assert scene.is_well
 
 
-def test_a_saturated_engine_is_well_however_late_it_answers(scene: Scene) -> None:
-    """Every step takes 29 of the 30 seconds, for an hour: clients wait, and it makes progress."""
-    for step in range(120):
-        scene.activity.begin_step(step, EnginePhase.FORWARD)
-        scene.look_for(29)
-    assert scene.is_well
-
-
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     "phase", [EnginePhase.LOADING, EnginePhase.STARTING, EnginePhase.COMPILING, EnginePhase.CLOSING]
@@ -173,14 +171,6 @@ def test_slow_steps_may_be_followed_by_slower_ones(scene: Scene) -> None:
     assert scene.num_kills == 1
 
 
-def test_slow_steps_excuse_no_process_that_is_stopped(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.activity.end_step(EnginePhase.COMMITTING, took_s=10.0)
-    scene.activity.begin_step(7, EnginePhase.FORWARD)
-    monkeypatch.setattr("trencadis_remote.watch.stall_watch.is_stopped", lambda _: True)
-    scene.look_for(70)
-    assert scene.num_kills == 1
-
-
 def test_one_that_goes_on_is_well_again_and_its_next_stall_is_shown_again(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,3 +216,40 @@ def test_the_state_of_a_process_is_in_the_log(scene: Scene, caplog: pytest.LogCa
     finally:
         child.kill()
         child.communicate()
+
+
+class Recorder:
+    """Notes what it is told to write, and on which thread."""
+
+    def __init__(self):
+        self.written, self.done = [], threading.Event()
+
+    def dump(self, reason, cause):
+        self.written.append((reason, cause, threading.current_thread().name))
+        self.done.set()
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    before = signal.getsignal(RECORD_SIGNAL)
+    yield
+    sink = signal.set_wakeup_fd(-1)
+    signal.signal(RECORD_SIGNAL, before)
+    if sink >= 0:
+        os.close(sink)  # the thread ends
+
+
+@pytest.mark.parametrize(("beats", "reason"), [(0, "stall"), (1, "signal")])
+def test_a_signal_has_another_thread_write_the_record_and_say_whether_the_engine_hangs(monkeypatch, beats, reason):
+    recorder = Recorder()
+    monkeypatch.setattr(record_signal.time, "sleep", lambda _: [ACTIVITY.beat() for _ in range(beats)])
+    record_at_signal([recorder.dump])
+    signal.raise_signal(RECORD_SIGNAL)
+    assert recorder.done.wait(30)
+    assert recorder.written == [(reason, "signal SIGUSR2", "trencadis-flight-record")]
+
+
+def test_before_there_is_an_engine_the_signal_does_nothing():
+    ignore_record_signal()
+    signal.raise_signal(RECORD_SIGNAL)
+    assert time.monotonic() > 0, "the process lives"
