@@ -5,22 +5,12 @@ from __future__ import annotations
 import pytest
 
 from support.backends import gaudi_engines, tiny_models
+from support.backends.gaudi_ranks import load_gaudi
 from support.strategies.scripted_drafts import EveryLength
-from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import ModelSource
-from trencadis_gaudi.backend import GaudiBackend
-from trencadis_gaudi.config import GaudiConfig
-from trencadis_plugins.sampling.chain import standard_chain
-from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_testing.driver import BackendDriver, Work
 
-LAYOUTS = {
-    "gathered": {"max_prefill_batch_size": 2},
-    "contiguous": {"contiguous": True, "defragmenter": {"threshold": 0}},
-    "unified": {"layout": "unified", "strategy": "unified"},
-    "swapped": {"num_blocks": 9, "preemption": "swap"},
-}
+LAYOUTS = {**gaudi_engines.LAYOUTS, "swapped": {"num_blocks": 9, "preemption": "swap"}}
 
 
 def open_engine(path, rule, *, drafter="EveryLength", **options):
@@ -40,7 +30,7 @@ def plain(model_path):
         engine = gaudi_engines.open_engine(model_path("llama"), backend="torch", strategy="exact", device="cpu")
         served = gaudi_engines.serve(engine, 4, num_requests=40, greedy=greedy)
         engine.close()
-        texts[greedy] = {name: one.token_ids.tolist() for name, one in served.items()}
+        texts[greedy] = gaudi_engines.tokens(served)
     return texts
 
 
@@ -48,13 +38,12 @@ def serve(engine, texts, monkeypatch, *, greedy):
     """Serve the same requests with drafts; returns the texts, each checked to be no longer than without."""
     monkeypatch.setattr(EveryLength, "texts", texts)
     served = gaudi_engines.serve(engine, 4, num_requests=40, greedy=greedy)
-    assert not {one.error for one in served.values()} - {""}
     totals = engine.totals
     assert totals.num_draft_tokens - totals.num_accepted_tokens > 8
     assert totals.num_accepted_tokens > 8
     assert totals.num_compilations == totals.num_unprepared == totals.num_failed_steps == 0
     engine.close()
-    return {name: one.token_ids.tolist() for name, one in served.items()}
+    return gaudi_engines.tokens(served)
 
 
 def agree(found, expected):
@@ -67,13 +56,7 @@ def agree(found, expected):
 @pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "greedy"),
-    [
-        pytest.param("gathered", False, marks=pytest.mark.slow),
-        pytest.param("contiguous", True, marks=pytest.mark.slow),
-        ("unified", False),
-        ("swapped", True),
-    ],
+    ("layout", "greedy"), [("gathered", False), ("contiguous", True), ("unified", False), ("swapped", True)]
 )
 def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, monkeypatch, greedy, layout):
     """Drawn texts too: masks, penalties, truncation and log-probabilities in every combination."""
@@ -87,10 +70,7 @@ def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, mo
 
 @pytest.mark.representatives(1)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layout", "drafter"),
-    [("gathered", "EveryLength"), pytest.param("unified", "DrawnLengths", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("layout", "drafter"), [("gathered", "EveryLength"), ("unified", "DrawnLengths")])
 def test_rules_that_read_distributions_compile_nothing(model_path, plain, monkeypatch, layout, drafter):
     """Drafts that are certain, and drafts that were drawn: their distributions have another number of rows in every step."""
     few = {} if layout == "unified" else {"strategy_options": {"limit": 1}}
@@ -100,13 +80,10 @@ def test_rules_that_read_distributions_compile_nothing(model_path, plain, monkey
 
 def test_host_waits_no_more_often_for_drafts_than_for_one_token(model_path):
     """What stands is found on the device: the host waits for the check of the logits, once a pass, and for nothing else."""
-    backend = GaudiBackend(GaudiConfig(device="emulated", mode="lazy", check_model=False), clock=SystemClock())
-    sampler = StandardSampler(standard_chain("vllm"))
-    backend.load(ModelSource(path=str(model_path("llama"))), sampler=sampler)
     plan = AllocationPlan(
         num_blocks=30, block_size=16, num_rows=4, max_model_len=96, max_num_batched_tokens=64, max_draft_tokens=3
     )
-    backend.allocate(plan)
+    backend = load_gaudi(model_path("llama"), plan)
     driver = BackendDriver(backend, plan)
     driver.start(0, tiny_models.prompt(20))
     driver.step([Work(0)])

@@ -11,8 +11,8 @@ import torch
 
 from support.backends import families, tiny_models
 from support.backends.held_forms import FORMS
+from support.backends.passes import make_pass
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import Bucket, Pass
 from trencadis_torch.attention import adapter
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.attention.ragged import Workspace
@@ -90,23 +90,9 @@ class Scene:
     @torch.inference_mode()
     def logits(self, rows: list[int], starts: list[int], lengths: list[int], tokens: list[int]) -> torch.Tensor:
         """Run a pass and return the logits at some of its tokens."""
-        inputs = self.runner.inputs(make_pass(rows, starts, lengths))
+        inputs = self.runner.inputs(make_pass(None, rows, starts, lengths))
         return self.runner.forward(inputs, np.array(tokens, np.int64))
 
     def content(self) -> list[torch.Tensor]:
         """Return a copy of the cache."""
         return copy.deepcopy(list(self.cache.parts))
-
-
-def make_pass(rows: list[int], starts: list[int], lengths: list[int]) -> Pass:
-    """Return a pass that emits a token for each sequence."""
-    arrays = [np.array(part, np.int32) for part in (rows, starts, lengths)]
-    return Pass(
-        bucket=Bucket(len(rows), max(lengths), 0),
-        indices=np.arange(len(rows), dtype=np.int32),
-        rows=arrays[0],
-        starts=arrays[1],
-        query_lens=arrays[2],
-        num_logits=np.ones(len(rows), np.int32),
-        num_prompt_logits=np.zeros(len(rows), np.int32),
-    )

@@ -13,6 +13,13 @@ from trencadis.records import FinishedSequence, Request, SamplingParams
 
 MAX_MODEL_LEN = 96
 VOCAB_SIZE = 131
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "gathered": {"max_prefill_batch_size": 2},
+    "contiguous": {"contiguous": True, "defragmenter": {"threshold": 0}},
+    "merged": {"merged_prefill": True, "max_prefill_batch_size": 3},
+    "unified": {"layout": "unified", "strategy": "unified"},
+}
+"""Options of the ways in which blocks and passes are laid out."""
 
 
 def open_engine(
@@ -110,3 +117,9 @@ def serve(
     while engine.has_work:
         finished += engine.step().finished
     return {one.request_id: one for one in finished}
+
+
+def tokens(served: dict[str, FinishedSequence]) -> dict[str, list[int]]:
+    """Return the tokens of each request, none of which failed."""
+    assert not {one.error for one in served.values()} - {""}
+    return {name: one.token_ids.tolist() for name, one in served.items()}

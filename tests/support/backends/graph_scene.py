@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from support.backends import tiny_models
+from support.backends.passes import make_pass
 from support.devices import DEVICE
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
@@ -72,16 +73,7 @@ def make(kind: str = "llama", *, kernel=None, recorder=None, model=None) -> Scen
 
 def one_pass(bucket: Bucket, rows, starts, lengths) -> Pass:
     """Return a pass all of whose tokens are sampled."""
-    ints = [np.array(values, np.int32) for values in (rows, starts, lengths)]
-    return Pass(
-        bucket=bucket,
-        indices=np.arange(len(rows), dtype=np.int32),
-        rows=ints[0],
-        starts=ints[1],
-        query_lens=ints[2],
-        num_logits=ints[2],
-        num_prompt_logits=np.zeros(len(rows), np.int32),
-    )
+    return make_pass(bucket, rows, starts, lengths, lengths)
 
 
 PASSES = (

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from support.backends.dense_attention import dense_attention
+from support.backends.passes import make_pass
 from trencadis.records import Bucket, Pass
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_torch.attention.options import AttentionOptions
@@ -13,20 +14,6 @@ from trencadis_torch.cache.kv_cache import AttentionLayer
 
 NUM_HEADS, NUM_KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
 OPTIONS = ({}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"scale": 0.7})
-
-
-def make_pass(bucket: Bucket, rows, starts, query_lens) -> Pass:
-    """Return a pass over sequences whose last query each needs logits."""
-    arrays = [np.array(part, np.int32) for part in (rows, starts, query_lens)]
-    return Pass(
-        bucket=bucket,
-        indices=np.arange(len(rows), dtype=np.int32),
-        rows=arrays[0],
-        starts=arrays[1],
-        query_lens=arrays[2],
-        num_logits=np.ones(len(rows), np.int32),
-        num_prompt_logits=np.zeros(len(rows), np.int32),
-    )
 
 
 class Scene:
