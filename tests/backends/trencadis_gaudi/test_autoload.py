@@ -84,7 +84,7 @@ def test_every_mode_is_in_the_environment_before_torch_is_imported(software, wor
     assert set(seen) == {f"{mode} 0"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # in one process: test_environment.py
 def test_mode_in_which_torch_imported_it_is_used_where_none_is_configured(software):
     told, seen = generate(software, before="import torch", PT_HPU_LAZY_MODE="0")
     assert "finds no Gaudi" in told

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.backends import gaudi_engines, tiny_encoders, tiny_models
-from trencadis.errors import BackendError, ModelLoadError
+from support.backends import gaudi_engines, tiny_models
+from trencadis.errors import BackendError
 from trencadis.records import EmbeddingRequest
 from trencadis_gaudi.embedder import TextSizes
 
@@ -18,16 +18,13 @@ def test_a_text_has_the_next_row_that_is_long_enough():
 
 def test_table_of_sizes_is_all_that_texts_are_ever_padded_to():
     assert SIZES.table() == [(1, 96), (4, 16), (2, 32), (1, 64), (2, 16), (1, 32), (1, 16)]
+    assert len(TextSizes(block_size=128, max_model_len=8192, max_tokens=8192).table()) == 28
     for max_model_len, max_tokens in ((1, 1), (16, 8), (100, 1000), (8192, 2048), (129, 300)):
         sizes = TextSizes(block_size=16, max_model_len=max_model_len, max_tokens=max_tokens)
         table = set(sizes.table())
         assert {sizes.query_len(length) for length in range(1, max_model_len + 1)} == {length for _, length in table}
         assert all((sizes.max_texts(length), length) in table for _, length in table)
         assert all(rows == 1 or rows * length <= max_tokens for rows, length in table)
-
-
-def test_sizes_of_a_real_engine_are_few():
-    assert len(TextSizes(block_size=128, max_model_len=8192, max_tokens=8192).table()) == 28
 
 
 def vectors(path, backend="gaudi", *, tables=None, lengths=LENGTHS, **options):
@@ -45,20 +42,22 @@ def vectors(path, backend="gaudi", *, tables=None, lengths=LENGTHS, **options):
     return np.stack([found[str(index)].vector for index in range(len(lengths))]), metrics
 
 
-MODES = ["lazy", pytest.param("compile", marks=pytest.mark.nightly), pytest.param("eager", marks=pytest.mark.slow)]
+NIGHTLY = [("gemma3", {"mode": mode}) for mode in ("compile", "eager")]
+NIGHTLY += [("llama", {"mode": "compile", "regional": False})]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_vectors_are_those_of_the_torch_backend_and_nothing_is_compiled_after_the_warm_up(model_path, mode):
+@pytest.mark.parametrize(
+    ("kind", "options"), [("gemma3", {}), *(pytest.param(*one, marks=pytest.mark.nightly) for one in NIGHTLY)]
+)
+def test_vectors_are_those_of_the_torch_backend_and_nothing_is_compiled_after_the_warm_up(model_path, kind, options):
     """Layers with a sliding window and without; 1e-5 of vectors of length 1, in float32."""
-    path, frozen = model_path("gemma3"), mode != "eager"
-    expected, _ = vectors(path, "torch")
-    found, recompilations = vectors(path, mode=mode, embeddings=True, emulated_frozen=frozen)
+    frozen = options.get("mode") != "eager"
+    expected, _ = vectors(model_path(kind), "torch")
+    found, recompilations = vectors(model_path(kind), embeddings=True, emulated_frozen=frozen, **options)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert recompilations == 0
 
 
-@pytest.mark.representatives(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
@@ -69,45 +68,24 @@ def test_every_pooling_of_every_architecture(model_path, kind, pooling):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.nightly
-def test_a_compiled_whole_model_embeds_the_same(model_path):
-    expected, _ = vectors(model_path("llama"), "torch")
-    found, recompilations = vectors(
-        model_path("llama"), mode="compile", regional=False, embeddings=True, emulated_frozen=True
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert recompilations == 0
-
-
 @pytest.mark.slow
 def test_sizes_that_no_warm_up_prepared_are_compiled_and_counted(model_path):
     """Once each: a second text of the same size compiles nothing."""
     path = model_path("llama")
-    _, once = vectors(path, lengths=(20,))
-    _, twice = vectors(path, lengths=(20, 90, 30))
-    _, both = vectors(path, lengths=(20, 90))
+    once, twice, both = (vectors(path, lengths=lengths, warmup=False)[1] for lengths in ((20,), (20, 90, 30), (20, 90)))
     assert 0 < once < both == twice
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # of a backend without an engine: its conformance suite
 def test_tokens_are_the_same_beside_texts_that_are_embedded(model_path):
     options = {"embeddings": True, "emulated_frozen": True, "strategy_options": {"limit": 1}}
     engines = [gaudi_engines.open_engine(model_path("llama"), **options) for _ in range(2)]
     for index, length in enumerate(LENGTHS):
         engines[0].take(EmbeddingRequest(request_id=f"text {index}", token_ids=tuple(tiny_models.prompt(length))))
     alone, beside = (gaudi_engines.serve(engine, 5) for engine in reversed(engines))
-    assert {name: one.token_ids.tolist() for name, one in alone.items()} == {
-        name: one.token_ids.tolist() for name, one in beside.items()
-    }
+    assert gaudi_engines.tokens(alone) == gaudi_engines.tokens(beside)
     for engine in engines:
         engine.close()
-
-
-@pytest.mark.slow
-def test_encoders_are_refused_in_words(tmp_path):
-    path = tiny_encoders.save_encoder("bert", tmp_path)
-    with pytest.raises(ModelLoadError, match="only embeds"):
-        gaudi_engines.open_engine(path)
 
 
 def test_closed_backend_does_not_embed(model_path):

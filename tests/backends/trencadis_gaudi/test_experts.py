@@ -139,17 +139,16 @@ def test_experts_whose_shapes_depend_on_the_routing_are_refused():
         use_experts(AutoModelForCausalLM.from_config(config), lambda: None, CPU)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # of a few of them: fused/test_models.py
 @pytest.mark.parametrize("mode", ["lazy", "compile", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_engine_generates_what_the_backend_torch_does_and_compiles_nothing_later(model_path, kind, mode):
     path = model_path(kind)
-    frozen = {"emulated_frozen": mode != "eager"}
-    engine = gaudi_engines.open_engine(path, mode=mode, **frozen)
-    found = gaudi_engines.serve(engine, 3, num_requests=6, greedy=True)
-    expected = gaudi_engines.serve(gaudi_engines.open_engine(path, backend="torch"), 3, num_requests=6, greedy=True)
-    assert {name: one.token_ids.tolist() for name, one in found.items()} == {
-        name: one.token_ids.tolist() for name, one in expected.items()
-    }
+    engine = gaudi_engines.open_engine(path, mode=mode, emulated_frozen=mode != "eager")
+    found, expected = (
+        gaudi_engines.tokens(gaudi_engines.serve(one, 3, num_requests=6, greedy=True))
+        for one in (engine, gaudi_engines.open_engine(path, backend="torch"))
+    )
+    assert found == expected
     if mode != "eager":
         assert engine.totals.num_compilations == 0

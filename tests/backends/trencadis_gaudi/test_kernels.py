@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from trencadis.clock import SystemClock
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.habana import VERSIONS, load_habana
+from trencadis_gaudi.habana import VERSIONS
 from trencadis_gaudi.kernels import KERNELS, Kernels
 
 API = json.loads((Path(__file__).parent / "habana_api.json").read_text())["modules"]
@@ -29,11 +26,6 @@ def test_rows_name_what_the_bridge_has_in_a_release_that_is_served():
             found = [part for name, part in API.items() if name.startswith(f"{kernel.module}.")]
             offered = {name for part in found for name in (*part["functions"], *part["classes"])}
             assert {path.partition(".")[0] for path in kernel.paths} <= offered
-
-
-def test_emulated_device_has_all_of_them():
-    kernels = load_habana(GaudiConfig(device="emulated", mode="lazy"), clock=SystemClock()).kernels
-    assert all(getattr(kernels, name) is not None for name in USED)
 
 
 @pytest.mark.parametrize("import_module", [nothing, lambda name: SimpleNamespace()])
@@ -66,10 +58,3 @@ def test_rotary_kernel_is_called_as_the_vendor_plugin_does():
     for kernel in Kernels(GaudiConfig(), lambda name: module).rotary.values():
         kernel("x", "cos", "sin")
     assert calls == [("x", "cos", "sin", None, 0, "blocks"), ("x", "cos", "sin", None, 0, "pairs")]
-
-
-@pytest.mark.slow
-def test_table_is_read_without_torch():
-    code = "import sys, trencadis_gaudi.kernels; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
