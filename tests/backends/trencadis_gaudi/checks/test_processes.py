@@ -40,10 +40,10 @@ def test_process_that_dies_is_found_by_the_check_that_ran_and_the_rest_runs_in_a
 
 @pytest.mark.slow
 def test_process_that_hangs_is_ended_and_found():
-    found = results(HANGS, timeout_s=5.0)
+    found = results(HANGS, timeout_s=2.0)
     assert [result.status for result in found.values()] == [Status.SKIP, Status.WARN, Status.SKIP]
-    assert found["autoload"].found == "did not end within 5 s"
-    assert found["autoload"].seconds >= 5
+    assert found["autoload"].found == "did not end within 2 s"
+    assert found["autoload"].seconds >= 2
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_a_check_in_a_mode_that_dies_leaves_the_others_right():
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # processes that fail: below
 def test_sum_over_processes_is_their_number():
     found = sum_over(2, backend="gloo", device="cpu")
     assert (found.holds, found.text) == (True, "2 devices sum to 2.0, 2.0")

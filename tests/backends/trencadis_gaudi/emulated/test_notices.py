@@ -9,22 +9,19 @@ import pytest
 import torch
 
 from support.backends import tiny_models
+from support.backends.gaudi_ranks import drive, generate, load_gaudi
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, TrencadisError
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import Bucket, ModelSource, Phase
+from trencadis.records import Bucket, Phase
 from trencadis_gaudi import timer
 from trencadis_gaudi.attention import adapter
-from trencadis_gaudi.backend import GaudiBackend
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.flat_cache import FlatLayer
 from trencadis_gaudi.graphs import warmup
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.passes import decode
 from trencadis_gaudi.passes.decode import GaudiDecode
-from trencadis_plugins.sampling.chain import standard_chain
-from trencadis_plugins.sampling.standard import StandardSampler
-from trencadis_testing.driver import BackendDriver, Work
 
 PLAN = AllocationPlan(num_blocks=24, block_size=16, num_rows=2, max_model_len=96, max_num_batched_tokens=64)
 BUCKETS = (Bucket(1, 32, 0), Bucket(2, 1, 8, Phase.DECODE))
@@ -35,18 +32,19 @@ def run(model_path):
     """``run(**options)`` warms a backend up and returns it, and two tokens that it generates."""
 
     def run(**options):
-        backend = GaudiBackend(
-            GaudiConfig(device="emulated", **{"mode": "lazy", "check_model": False, **options}), clock=SystemClock()
-        )
-        sampler = StandardSampler(standard_chain("vllm"))
-        backend.load(ModelSource(path=str(model_path("llama"))), sampler=sampler)
-        backend.allocate(PLAN)
+        backend = load_gaudi(model_path("llama"), PLAN, **options)
         backend.warm_up(BUCKETS)
-        driver = BackendDriver(backend, PLAN, bucket=lambda shape: next(one for one in BUCKETS if one.covers(shape)))
-        driver.start(0, tiny_models.prompt(20))
-        return backend, [driver.step([Work(0)]).token_ids.tolist()[0] for _ in range(2)]
+        return backend, generate(drive(backend, PLAN, BUCKETS, tiny_models.prompt(20)), 2)
 
     return run
+
+
+@pytest.fixture
+def fresh():
+    """torch.compile has compiled nothing, before and after."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -144,7 +142,7 @@ def test_results_read_before_their_copy_has_arrived(run, expected, monkeypatch):
         run()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # of a captured one: above
 def test_graph_of_torch_compile_is_checked_as_a_captured_one(run, monkeypatch):
     within_attention(monkeypatch, lambda query: query.clone()[0].fill_(1.0))
     with pytest.raises(Exception, match="writes through a view"):
@@ -168,16 +166,19 @@ BROKEN = [
 """Faults, and the place and the reason that are said of them; of code that has no graph at all torch.compile keeps no place."""
 
 
-@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("fault", "said"), BROKEN, ids=["host read", "file", "error while it compiles"])
 @pytest.mark.parametrize("regional", [True, False])
-def test_graph_break_ends_the_warm_up_with_its_place_and_reason(run, monkeypatch, fault, said, regional):
-    torch._dynamo.reset()
+def test_graph_break_ends_the_warm_up_after_the_first_bucket_with_its_place_and_reason(
+    run, fresh, monkeypatch, caplog, fault, said, regional
+):
     within_attention(monkeypatch, fault)
+    caplog.set_level("INFO", "trencadis.gaudi")
     with pytest.raises(BackendError, match=f"broke a graph during the warm-up: {said}") as error:
-        run(mode="compile", regional=regional)
+        run(mode="compile", regional=regional, hot_replay=False)
     assert 'backend.gaudi.mode to "lazy"' in error.value.hint
-    torch._dynamo.reset()
+    prepared = [message for message in caplog.messages if message.startswith("[Warmup][")]
+    assert prepared == ["[Warmup][Prompt][1/1] batch_size:1 query_len:32 num_blocks:0 free_mem:16 GiB"]
 
 
 def wrong_shapes(query):
@@ -185,50 +186,32 @@ def wrong_shapes(query):
         query @ torch.zeros(7, 9, device=query.device)
 
 
-@pytest.mark.slow
-def test_error_within_torch_compile_keeps_its_own_text_and_place(run, monkeypatch):
-    torch._dynamo.reset()
+@pytest.mark.nightly  # of a break of the graph: above
+def test_error_within_torch_compile_keeps_its_own_text_and_place(run, fresh, monkeypatch):
     within_attention(monkeypatch, wrong_shapes)
     said = r"failed during the warm-up: TorchRuntimeError: .*a and b must have same reduction dim.*test_notices.py.*wrong_shapes"
     with pytest.raises(BackendError, match=said):
         run(mode="compile")
-    torch._dynamo.reset()
-
-
-def test_graph_break_ends_the_warm_up_after_the_first_bucket(run, monkeypatch, caplog):
-    torch._dynamo.reset()
-    within_attention(monkeypatch, host_read)
-    with caplog.at_level("INFO", "trencadis.gaudi"), pytest.raises(BackendError, match="broke a graph"):
-        run(mode="compile", hot_replay=False)
-    prepared = [message for message in caplog.messages if message.startswith("[Warmup][")]
-    assert prepared == ["[Warmup][Prompt][1/1] batch_size:1 query_len:32 num_blocks:0 free_mem:16 GiB"]
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow
-def test_graph_break_while_serving_is_counted_and_said_once_for_each_place(run, expected, monkeypatch, caplog):
-    torch._dynamo.reset()
+def test_graph_break_while_serving_is_counted_and_said_once_for_each_place(run, fresh, expected, monkeypatch, caplog):
     monkeypatch.setattr(warmup, "every_graph", lambda: contextlib.nullcontext(lambda: None))
     backend, tokens = run(mode="compile")
     assert (backend.watch.num_graph_breaks, tokens) == (0, expected)
     torch._dynamo.reset()  # so that the next step compiles again
     within_attention(monkeypatch, host_read)
-    driver = BackendDriver(backend, PLAN, bucket=lambda shape: next(one for one in BUCKETS if one.covers(shape)))
-    driver.start(0, tiny_models.prompt(20))
-    for _ in range(3):
-        driver.step([Work(0)])
+    generate(drive(backend, PLAN, BUCKETS, tiny_models.prompt(20)), 3)
     said = [message for message in caplog.messages if "torch.compile broke a graph" in message]
     assert len(said) == 1
     assert f"{__file__}:" in said[0]
     assert backend.watch.num_graph_breaks > 0
     assert f"trencadis_gaudi_graph_breaks_total {float(backend.watch.num_graph_breaks)}" in backend.metrics()
-    torch._dynamo.reset()
 
 
-@pytest.mark.slow
-def test_layers_beyond_the_limit_of_torch_compile(run, monkeypatch):
+@pytest.mark.nightly  # of the limit alone: graphs/test_warmup.py
+def test_layers_beyond_the_limit_of_torch_compile(run, fresh, monkeypatch):
     """A graph for each layer, as its number is part of it."""
-    torch._dynamo.reset()
     monkeypatch.setattr(warmup, "_set_dynamo_limits", lambda *args, **kwargs: None)
     attend = adapter.flat_attention_of_layer
 
@@ -243,7 +226,6 @@ def test_layers_beyond_the_limit_of_torch_compile(run, monkeypatch):
         torch._dynamo.reset()
         backend, _ = run(mode="compile")
     assert backend.habana.dynamo.num_limit_hits > 0
-    torch._dynamo.reset()
 
 
 def test_wide_integers_and_floats_are_narrow_in_lazy_mode_alone():
@@ -261,10 +243,3 @@ def test_wide_integers_and_floats_are_narrow_in_lazy_mode_alone():
     assert found["lazy"].product == [(wide + 2**31) % 2**32 - 2**31, 131073]
     assert found["eager"].third == 1 / 3
     assert found["lazy"].third == float(torch.tensor(1 / 3, dtype=torch.float32))
-
-
-def test_numbers_drawn_with_products_of_64_bits_are_others():
-    """The sampler's random numbers, made as the CPU makes them, are garbage where integers are narrow."""
-    words = torch.tensor([0x12345678, 0x7FFFFFFF])
-    habana = load_habana(GaudiConfig(device="emulated", mode="lazy"), clock=SystemClock())
-    assert (words.to(habana.device) * 0xD2511F53 >> 32).tolist() != (words * 0xD2511F53 >> 32).tolist()
