@@ -6,21 +6,17 @@ import pytest
 import torch
 
 from support.backends import fp8_scene, gaudi_engines, tiny_models
-from trencadis.clock import SystemClock
+from support.backends.gaudi_ranks import drive, generate, load_gaudi
 from trencadis.errors import ModelLoadError
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import Bucket, ModelSource, Phase, Request, SamplingParams
+from trencadis.records import Bucket, Phase, Request, SamplingParams
 from trencadis_gaudi import flat_cache
-from trencadis_gaudi.backend import GaudiBackend
-from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.runner import GaudiRunner
-from trencadis_plugins.sampling.chain import standard_chain
-from trencadis_plugins.sampling.standard import StandardSampler
-from trencadis_testing.driver import BackendDriver, Work
+from trencadis_testing.driver import Work
 
 PLAN = AllocationPlan(num_blocks=24, block_size=16, num_rows=2, max_model_len=96, max_num_batched_tokens=64)
 BUCKETS = (Bucket(1, 32, 0), Bucket(1, 32, 4), Bucket(2, 1, 8, Phase.DECODE))
-MODES = ["lazy", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("compile", "eager"))]
+MODES = ["lazy", "compile", "eager"]
 CACHE = {"kv_cache_dtype": "fp8"}
 DYNAMIC = {"fp8": "dynamic"}
 
@@ -39,32 +35,29 @@ def static(tmp_path_factory):
     return {"fp8": "static", "fp8_measurements": str(path), **CACHE}
 
 
-def load(path, *, dtype="auto", **options):
-    config = GaudiConfig(device="emulated", **{"mode": "lazy", "check_model": False, **options})
-    backend = GaudiBackend(config, clock=SystemClock())
-    backend.load(ModelSource(path=str(path), dtype=dtype), sampler=StandardSampler(standard_chain("vllm")))
-    return backend
-
-
 def run(backend, num_tokens=4):
     """Warm up, freeze, and generate after a prompt in two chunks; returns the tokens."""
     backend.allocate(PLAN)
     backend.warm_up(BUCKETS)
-    driver = BackendDriver(backend, PLAN, bucket=lambda shape: next(one for one in BUCKETS if one.covers(shape)))
-    driver.start(0, tiny_models.prompt(50))
+    driver = drive(backend, PLAN, BUCKETS, tiny_models.prompt(50))
     driver.step([Work(0, num_tokens=30)])
-    return [driver.step([Work(0)]).token_ids.tolist()[0] for _ in range(num_tokens)]
+    return generate(driver, num_tokens)
 
 
+@pytest.fixture(scope="module")
+def expected(clear_path):
+    return tiny_models.greedy_reference(clear_path, tiny_models.prompt(50), 4)
+
+
+@pytest.mark.representatives(1, ci=2)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
-def test_tokens_are_those_of_the_model_itself_and_nothing_is_compiled_late(clear_path, static, mode, kind):
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_tokens_are_those_of_the_model_itself_and_nothing_is_compiled_late(clear_path, static, expected, mode, kind):
     """As many graphs as without fp8: no scale is part of one. Every operation has a kernel."""
-    expected = tiny_models.greedy_reference(clear_path, tiny_models.prompt(50), 4)
     graphs = []
     for options in ({}, static if kind == "static" else {**DYNAMIC, **CACHE}):
         torch._dynamo.reset()
-        backend = load(clear_path, mode=mode, emulated_frozen=mode != "eager", **options)
+        backend = load_gaudi(clear_path, None, mode=mode, emulated_frozen=mode != "eager", **options)
         assert run(backend) == expected
         emulated = backend.habana.emulated
         assert not emulated.fallbacks
@@ -74,18 +67,17 @@ def test_tokens_are_those_of_the_model_itself_and_nothing_is_compiled_late(clear
     assert mode == "eager" or graphs[0] == graphs[1]
 
 
-def test_planted_fault_of_the_cache_is_noticed_in_the_tokens(clear_path, static, monkeypatch):
+def test_planted_fault_of_the_cache_is_noticed_in_the_tokens(clear_path, static, expected, monkeypatch):
     """A scale that is applied twice, of 8 here."""
     read = flat_cache.from_fp8
     monkeypatch.setattr(flat_cache, "from_fp8", lambda stored, scale, dtype: read(stored, scale * 8, dtype) * 8)
-    expected = tiny_models.greedy_reference(clear_path, tiny_models.prompt(50), 4)
-    assert run(load(clear_path, mode="eager", **static)) != expected
+    assert run(load_gaudi(clear_path, None, mode="eager", **static)) != expected
 
 
 def test_memory_pays_for_twice_the_blocks_of_bfloat16(clear_path):
     blocks = []
     for options in ({}, CACHE, {**DYNAMIC, **CACHE}):
-        backend = load(clear_path, dtype="bfloat16", emulated_memory_bytes=16 * 2**20, **options)
+        backend = load_gaudi(clear_path, None, dtype="bfloat16", emulated_memory_bytes=16 * 2**20, **options)
         backend.memory(max_num_batched_tokens=64, max_num_seqs=4)
         blocks.append(backend._shares.num_blocks(backend._block_bytes(128)))
         backend.allocate(PLAN)
@@ -94,9 +86,8 @@ def test_memory_pays_for_twice_the_blocks_of_bfloat16(clear_path):
     assert blocks[2] > blocks[1]  # smaller weights leave more for the cache
 
 
-def test_tokens_in_bfloat16_are_the_same(clear_path, static):
-    expected = tiny_models.greedy_reference(clear_path, tiny_models.prompt(50), 4)
-    backend = load(clear_path, dtype="bfloat16", mode="eager", **static)
+def test_tokens_in_bfloat16_are_the_same(clear_path, static, expected):
+    backend = load_gaudi(clear_path, None, dtype="bfloat16", mode="eager", **static)
     assert backend._model().dtype is torch.bfloat16
     assert run(backend) == expected
 
@@ -112,7 +103,7 @@ def test_logits_with_the_cache_alone_in_fp8_are_near_those_without(clear_path, s
     monkeypatch.setattr(GaudiRunner, "_logits", note)
     found = []
     for options in ({}, {**static, "fp8": "off"}):
-        run(load(clear_path, mode="eager", **options))
+        run(load_gaudi(clear_path, None, mode="eager", **options))
         found.append(seen[-1].cpu()[0])
     assert 1e-4 < float((found[1] - found[0]).square().mean().sqrt() / found[0].std()) < 0.01
 
@@ -123,7 +114,7 @@ def test_measurement_of_another_model_is_refused_with_file_and_layer(clear_path,
     with pytest.raises(
         ModelLoadError, match=r"other_hooks_maxabs_0_1\.json: layer model\.layers\.0\.self_attn\.q_proj"
     ):
-        load(clear_path, fp8="static", fp8_measurements=str(path))
+        load_gaudi(clear_path, None, fp8="static", fp8_measurements=str(path))
 
 
 ENGINES = {

@@ -8,42 +8,26 @@ import pytest
 import torch
 
 from support.backends import tiny_models
-from trencadis.clock import SystemClock
+from support.backends.gaudi_ranks import drive, generate, load_gaudi
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import Bucket, ModelSource, Phase
-from trencadis_gaudi.backend import GaudiBackend
-from trencadis_gaudi.config import GaudiConfig
+from trencadis.records import Bucket, Phase
 from trencadis_gaudi.emulated import hpex
 from trencadis_gaudi.emulated.recorder import Recording
 from trencadis_gaudi.graphs.model import decoder_layers
-from trencadis_plugins.sampling.chain import standard_chain
-from trencadis_plugins.sampling.standard import StandardSampler
-from trencadis_testing.driver import BackendDriver, Work
 
 PLAN = AllocationPlan(num_blocks=24, block_size=16, num_rows=2, max_model_len=96, max_num_batched_tokens=64)
 BUCKETS = (Bucket(1, 32, 0), Bucket(2, 1, 8, Phase.DECODE))
 NORMS = {"llama": 7, "qwen3": 13, "gemma3": 19, "gpt_neox": 0, "gpt_oss": 7, "mixtral": 7}
-SLOW = pytest.mark.slow
-CASES = [
-    pytest.param(kind, mode, marks=[] if (kind, mode) in {("gemma3", "lazy"), ("gpt_neox", "eager")} else SLOW)
-    for kind in NORMS
-    for mode in ("lazy", "compile", "eager")
-]
+CASES = [(kind, mode) for kind in NORMS for mode in ("lazy", "compile", "eager")]
 
 
-def generated(path, *, mode, num_tokens=3, **options):
+def generated(path, *, num_tokens=3, **options):
     """A backend after its warm-up, tokens it generates, and the graphs compiled meanwhile."""
-    config = GaudiConfig(device="emulated", mode=mode, check_model=False, **options)
-    backend = GaudiBackend(config, clock=SystemClock())
-    backend.load(ModelSource(path=str(path)), sampler=StandardSampler(standard_chain("vllm")))
-    backend.allocate(PLAN)
+    backend = load_gaudi(path, PLAN, **options)
     backend.warm_up(BUCKETS)
-    device = backend.habana.emulated
-    before = device.num_compilations
-    driver = BackendDriver(backend, PLAN, bucket=lambda shape: next(one for one in BUCKETS if one.covers(shape)))
-    driver.start(0, tiny_models.prompt(20))
-    tokens = [driver.step([Work(0)]).token_ids.tolist()[0] for _ in range(num_tokens)]
-    return backend, tokens, device.num_compilations - before
+    before = backend.habana.emulated.num_compilations
+    tokens = generate(drive(backend, PLAN, BUCKETS, tiny_models.prompt(20)), num_tokens)
+    return backend, tokens, backend.habana.emulated.num_compilations - before
 
 
 @pytest.mark.representatives(2, ci=5)

@@ -15,7 +15,9 @@ from support.backends.rank_threads import make_groups
 from trencadis.errors import BackendError
 from trencadis.interfaces import AllocationPlan, RankGroups, SupportsRanks
 from trencadis.records import Bucket, ModelSource, ParallelLayout, Phase
+from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.parallel.join import join_ranks
+from trencadis_gaudi.parallel.support import FEATURES
 from trencadis_plugins.executor.collectives.groups import create_group, open_group
 from trencadis_plugins.executor.collectives.owner import GroupAddress
 from trencadis_plugins.sampling.chain import standard_chain
@@ -68,7 +70,7 @@ def test_two_ranks_serve_in_bfloat16_and_decide_between_their_hosts(tmp_path, mo
     path = fp8_scene.save_clear_model(tmp_path)
     expected = tiny_models.greedy_reference(path, tiny_models.prompt(30), 4)
     owner = create_group("gloo", size=2, timeout_s=30.0)
-    program = "import json, sys\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[1])\nimport test_place\nprint(json.dumps(test_place.main(sys.argv[2:])))"
+    program = "import json, sys\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[1])\nimport test_join\nprint(json.dumps(test_join.main(sys.argv[2:])))"
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -123,3 +125,40 @@ def test_one_rank_has_no_share_and_decides_alone():
 def test_a_gaudi_computes_with_hccl_and_the_emulated_device_with_what_cpus_have():
     backend = gaudi_ranks.make_gaudi()
     assert backend.capabilities.collectives == ("shared_memory", "gloo")
+
+
+ASKING = {
+    "mode": "lazy",
+    "capture": "budgeted",
+    "layout": "unified",
+    "contiguous": True,
+    "merged_prefill": True,
+    "fused_kernels": True,
+    "fp8": "dynamic",
+    "kv_cache_dtype": "fp8",
+    "warmup_required": 4,
+}
+"""A value of each setting that asks for the feature."""
+KEYS = [one.setting.rpartition(".")[2] for one in FEATURES]
+
+
+def test_every_row_is_of_a_setting_and_asked_for():
+    fields = attrs.fields_dict(GaudiConfig)
+    for feature, key in zip(FEATURES, KEYS, strict=True):
+        assert feature.setting == f"backend.gaudi.{key}"
+        assert key in fields
+        assert feature.is_asked(ASKING[key])
+
+
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize("key", KEYS)
+def test_joining_others_works_as_the_table_says_and_stages_are_refused_before_any_setting(ranks, key):
+    options = {"max_prefill_batch_size": 2} if key == "merged_prefill" else {}
+    started = ranks(lambda groups: groups, 2)
+    joined = started.call(lambda groups: gaudi_ranks.make_gaudi(**options, **{key: ASKING[key]}).join(groups))
+    assert joined == [None, None]
+    (error, _) = ranks(lambda groups: groups, 1, pipeline=2).errors(
+        lambda groups: gaudi_ranks.make_gaudi(**options, **{key: ASKING[key]}).join(groups)
+    )
+    assert isinstance(error, BackendError)
+    assert str(error).startswith("[parallel] pipeline = 2: the backend gaudi has no stages.")

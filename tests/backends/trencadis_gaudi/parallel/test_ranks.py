@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 from support.backends import fp8_scene, gaudi_engines, gaudi_ranks, tiny_models
 from support.backends.families import save_with_biases
-from trencadis.errors import BackendError
+from support.backends.gaudi_ranks import drive, generate, load_gaudi, make_gaudi
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, ModelSource, Phase
 from trencadis_plugins.sampling.chain import standard_chain
@@ -23,7 +25,7 @@ NIGHTLY = pytest.mark.nightly
 
 
 def loaded(ranked, path, size=2, *, sampler=None, plan=PLAN, expert=1, **options):
-    backend = ranked(size, expert=expert, **options)
+    backend = ranked(functools.partial(make_gaudi, **options), size, expert=expert)
     backend.load(ModelSource(path=str(path)), sampler=sampler or StandardSampler(standard_chain("vllm")))
     backend.allocate(plan)
     return backend
@@ -31,10 +33,6 @@ def loaded(ranked, path, size=2, *, sampler=None, plan=PLAN, expert=1, **options
 
 def devices(backend):
     return [rank.habana.emulated for rank in backend.ranks.all]
-
-
-def bucket(shape):
-    return next(one for one in BUCKETS if one.covers(shape))
 
 
 @pytest.mark.nightly
@@ -47,7 +45,7 @@ class TestTwo(BackendConformance):
         self.source = ModelSource(path=str(self.path))
 
     def make(self):
-        return self._ranked(self.size, max_prefill_batch_size=2)
+        return self._ranked(functools.partial(make_gaudi, max_prefill_batch_size=2), self.size)
 
     def reference(self, prompt, num_tokens):
         return tiny_models.greedy_reference(self.path, prompt, num_tokens)
@@ -101,10 +99,8 @@ def test_an_exchange_is_one_operation_of_a_graph_and_nothing_is_compiled_after_t
     groups = [rank._share.exchange._group for rank in backend.ranks.all]
     for group in groups:
         group.num_calls.clear()
-    driver = BackendDriver(backend, PLAN, bucket=bucket)
-    driver.start(0, tiny_models.prompt(30))
     expected = tiny_models.greedy_reference(model_path("llama"), tiny_models.prompt(30), 5)
-    assert [driver.step([Work(0)]).token_ids.tolist()[0] for _ in range(5)] == expected
+    assert generate(drive(backend, PLAN, BUCKETS, tiny_models.prompt(30)), 5) == expected
     assert [device.num_compilations for device in devices(backend)] == before
     assert [dict(group.num_calls) for group in groups] == [
         {"all_reduce": 5 * (1 + 2 * 3), "all_gather": 5, "broadcast": 5}
@@ -118,11 +114,8 @@ def test_torch_compile_sees_exchanges_as_operations(model_path, ranked, regional
     path = model_path("llama")
     backend = loaded(ranked, path, mode="compile", regional=regional, fullgraph=True, emulated_frozen=True)
     backend.warm_up(BUCKETS)
-    driver = BackendDriver(backend, PLAN, bucket=bucket)
-    driver.start(0, tiny_models.prompt(30))
     expected = tiny_models.greedy_reference(path, tiny_models.prompt(30), 4)
-    outputs = [driver.step([Work(0)]) for _ in range(4)]
-    assert [one.token_ids.tolist()[0] for one in outputs] == expected
+    assert generate(drive(backend, PLAN, BUCKETS, tiny_models.prompt(30)), 4) == expected
     for rank in backend.ranks.all:
         assert rank.habana.dynamo.num_graph_breaks == rank.habana.dynamo.num_limit_hits == 0
         assert rank.watch.num_recompilations == 0
@@ -130,26 +123,16 @@ def test_torch_compile_sees_exchanges_as_operations(model_path, ranked, regional
 
 # ------------------------------------------------------------------------------------------------------- engines
 
+DRAFTS = {
+    "speculation": {"name": "ngram", "ngram": {"max_draft_tokens": 2, "min_match": 1}},
+    "draft_length": {"name": "fixed"},
+}
 WAYS = {
-    "gathered": {"max_prefill_batch_size": 2},
+    **gaudi_engines.LAYOUTS,
     "swapped": {"num_blocks": 9, "preemption": "swap"},
-    "contiguous": {"contiguous": True, "defragmenter": {"threshold": 0}},
-    "merged": {"merged_prefill": True, "max_prefill_batch_size": 3},
-    "unified": {"layout": "unified", "strategy": "unified"},
     "scored": {"prompt_logprobs": True},
-    "drafts": {
-        "tables": {
-            "speculation": {"name": "ngram", "ngram": {"max_draft_tokens": 2, "min_match": 1}},
-            "draft_length": {"name": "fixed"},
-        }
-    },
-    "drafts with a rule": {
-        "tables": {
-            "speculation": {"name": "ngram", "ngram": {"max_draft_tokens": 2, "min_match": 1}},
-            "draft_length": {"name": "fixed"},
-            "acceptance": {"name": "token"},
-        }
-    },
+    "drafts": {"tables": DRAFTS},
+    "drafts with a rule": {"tables": {**DRAFTS, "acceptance": {"name": "token"}}},
     "budgeted": {"capture": "budgeted", "emulated_memory_bytes": 2_500_000, "graph_reserve": 0.5},
     "three layers of experts": {"kind": "qwen3_moe"},
 }
@@ -161,8 +144,7 @@ def served(path, **options):
     found = gaudi_engines.serve(engine, 11, num_requests=10, scores_prompts=options.get("prompt_logprobs", False))
     totals = engine.totals
     engine.close()
-    assert not {one.error for one in found.values()} - {""}
-    return {name: one.token_ids.tolist() for name, one in found.items()}, totals
+    return gaudi_engines.tokens(found), totals
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=NIGHTLY if at else ()) for at, way in enumerate(WAYS)])
@@ -203,10 +185,9 @@ def test_linear_layers_and_cache_in_fp8_run_on_shares(clear, ranked, fp8):
     path, cache = clear
     expected = tiny_models.greedy_reference(path, tiny_models.prompt(50), 4)
     backend = loaded(ranked, path, fp8=fp8, **cache)
-    driver = BackendDriver(backend, PLAN, bucket=bucket)
-    driver.start(0, tiny_models.prompt(50))
+    driver = drive(backend, PLAN, BUCKETS, tiny_models.prompt(50))
     driver.step([Work(0, num_tokens=30)])
-    assert [driver.step([Work(0)]).token_ids.tolist()[0] for _ in range(4)] == expected
+    assert generate(driver, 4) == expected
     for rank in backend.ranks.all:
         kinds = {name: type(part).__name__ for name, part in rank._model().model.named_modules()}
         assert kinds["lm_head.local"] == "Linear"
@@ -229,9 +210,7 @@ def test_a_configured_plan_divides_what_transformers_does_not(tmp_path, ranked):
         '{"transformer.wte": "embedding_rowwise", "transformer.h.*.mlp.c_fc": "colwise", "transformer.h.*.mlp.c_proj": "rowwise"}'
     )
     prompts = {0: tiny_models.prompt(19)}
-    alone = gaudi_ranks.make_gaudi()
-    alone.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
-    alone.allocate(PLAN)
+    alone = load_gaudi(path, PLAN, sampler=ArgmaxSampler())
     expected = BackendDriver(alone, PLAN).generate(prompts, 6)
     backend = loaded(ranked, path, sampler=ArgmaxSampler(), tensor_plan=str(plan))
     assert backend.ranks.all[0]._share.divided_ratio > 0.3
@@ -240,9 +219,7 @@ def test_a_configured_plan_divides_what_transformers_does_not(tmp_path, ranked):
 
 def test_texts_are_embedded_by_all_ranks(model_path, ranked):
     texts = [np.array(tiny_models.prompt(length, seed=length), np.int32) for length in (3, 40, 17)]
-    alone = gaudi_ranks.make_gaudi()
-    alone.load(ModelSource(path=str(model_path("gemma3"))), sampler=ArgmaxSampler())
-    alone.allocate(PLAN)
+    alone = load_gaudi(model_path("gemma3"), PLAN, sampler=ArgmaxSampler())
     found = loaded(ranked, model_path("gemma3"), sampler=ArgmaxSampler()).embed(texts)
     np.testing.assert_allclose(found, alone.embed(texts), atol=1e-5)
 
@@ -288,17 +265,6 @@ def test_buckets_that_are_put_off_are_prepared_by_all_ranks_or_by_none(model_pat
 def test_an_error_of_one_rank_ends_what_others_wait_for(model_path, ranked, monkeypatch):
     backend = loaded(ranked, model_path("llama"))
     monkeypatch.setattr(backend.ranks.all[1]._runner, "run", lambda *_, **__: 1 / 0)
-    driver = BackendDriver(backend, PLAN, bucket=bucket)
-    driver.start(0, tiny_models.prompt(20))
+    driver = drive(backend, PLAN, BUCKETS, tiny_models.prompt(20))
     with pytest.raises(ZeroDivisionError):
         driver.step([Work(0)])
-
-
-def test_stages_are_refused_in_words(ranks):
-    def join(groups):
-        gaudi_ranks.make_gaudi().join(groups)
-
-    for error in ranks(lambda groups: groups, 1, pipeline=2).errors(join):
-        assert isinstance(error, BackendError)
-        assert str(error).startswith("[parallel] pipeline = 2: ")
-        assert error.hint
