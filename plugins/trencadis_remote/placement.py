@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trencadis.api import Config, Frontend, Registry, Runner
+from trencadis.api import Config, Registry
+from trencadis.client.frontend import Frontend
+from trencadis.client.runner import Runner
 from trencadis_remote.process.engine_loop import EngineLoop
 
 __all__ = ["open_frontend", "open_runner"]

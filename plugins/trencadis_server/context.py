@@ -6,8 +6,8 @@ import functools
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from trencadis.api import FailureCosts
 from trencadis.clock import Clock
+from trencadis.failure_costs import FailureCosts
 from trencadis_server.config import ServerConfig
 from trencadis_server.errors import EngineUnavailableError
 from trencadis_server.fair_threads import FairThreads

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import attrs
 
-from trencadis.api import FailureCosts
 from trencadis.clock import Clock, SystemClock
+from trencadis.failure_costs import FailureCosts
 from trencadis_server.errors import TooBusyError
 
 __all__ = ["FairThreads"]

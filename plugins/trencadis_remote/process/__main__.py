@@ -14,8 +14,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trencadis.api import ACTIVITY, LEDGER, EnginePhase, claim_process
+from trencadis.activity import ACTIVITY, EnginePhase
+from trencadis.api import LEDGER
 from trencadis.processes import DUMP_SIGNAL
+from trencadis.startup import claim_process
 from trencadis_remote.process.messages import FailedMessage, ReadyMessage, StartMessage
 from trencadis_remote.process.process import LENGTH
 from trencadis_remote.process.wire import as_error, decode_start, encode
@@ -60,7 +62,7 @@ def main() -> int:
     else:
         os.environ["PYTHONPATH"] = start.python_path
 
-    from trencadis.api import configure_logging
+    from trencadis.log import configure_logging
     from trencadis_remote.process.channel import Channel
 
     while_loading, level = start.log_levels
@@ -78,8 +80,11 @@ def main() -> int:
 
 
 def _serve(start: StartMessage, channel: Channel) -> None:
-    from trencadis.api import Engine, build_engine, load_with_plugins, loading_level, rare_collections, track
+    from trencadis.api import Engine, build_engine, load_with_plugins
     from trencadis.clock import SystemClock
+    from trencadis.console import track
+    from trencadis.log import loading_level
+    from trencadis.startup import rare_collections
     from trencadis_remote.process.worker import EngineWorker
 
     with rare_collections(), loading_level():

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from trencadis.api import NO_OUTPUTS, EngineClient, StepOutputs, check_request, dump_options
+from trencadis.api import check_request, dump_options
+from trencadis.client.engine_client import NO_OUTPUTS, EngineClient, StepOutputs
 from trencadis.errors import InvalidRequestError, TrencadisError
 from trencadis.records import EmbeddingRequest, EngineLoad, FinishedSequence, Request
 from trencadis.records.plain import check_plain

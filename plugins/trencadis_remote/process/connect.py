@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trencadis.api import (
-    LEDGER,
-    Config,
-    Frontend,
-    Registry,
-    dump_config,
-    end_start,
-    load_configured_tokenizer,
-    loading,
-    log_levels,
-    on_terminal,
-    rare_collections,
-)
+from trencadis.api import LEDGER, Config, Registry, dump_config, load_configured_tokenizer
+from trencadis.client.factory import loading
+from trencadis.client.frontend import Frontend
 from trencadis.clock import SystemClock
+from trencadis.console import on_terminal
 from trencadis.errors import PluginError
+from trencadis.log import log_levels
+from trencadis.startup import end_start, rare_collections
 from trencadis_remote.process.channel import Channel
 from trencadis_remote.process.client import RemoteEngineClient
 from trencadis_remote.process.messages import FailedMessage, ReadyMessage

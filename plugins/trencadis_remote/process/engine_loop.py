@@ -17,20 +17,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from trencadis.api import (
+from trencadis.client.client_request import ClientRequest
+from trencadis.client.dispatcher import (
     Abort,
-    ClientRequest,
     Command,
     ControlRequest,
     Embed,
-    Frontend,
     MetricsRequest,
-    OutputStream,
     RequestDispatcher,
     Submission,
     engine_ended,
-    running_loop,
 )
+from trencadis.client.frontend import Frontend
+from trencadis.client.output_stream import OutputStream, running_loop
 from trencadis.errors import EngineEndedError
 from trencadis_remote.process.client import PolledEngineClient
 

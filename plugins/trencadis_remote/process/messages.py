@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from trencadis.api import LedgerEntry, StepOutputs
+from trencadis.client.engine_client import StepOutputs
 from trencadis.errors import TrencadisError
 from trencadis.records import EmbeddingRequest, EngineLoad, ModelFacts
+from trencadis.startup import LedgerEntry
 
 __all__ = [
     "HASH_BYTES",

@@ -17,7 +17,8 @@ import tempfile
 import weakref
 from typing import Any
 
-from trencadis.api import ENVIRONMENT_PREFIX, ActivityView
+from trencadis.activity import ActivityView
+from trencadis.api import ENVIRONMENT_PREFIX
 from trencadis.errors import ConfigError, InvalidRequestError
 from trencadis.processes import close_pipes, describe_exit, end_process, kill_process, spawn
 from trencadis_remote.process.messages import StartMessage

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from trencadis import errors
-from trencadis.api import StepOutputs
+from trencadis.client.engine_client import StepOutputs
 from trencadis.errors import InternalError, InvalidRequestError, RequestRefusedError, TrencadisError
 from trencadis.records import Request
 from trencadis.records.plain import plain_fault

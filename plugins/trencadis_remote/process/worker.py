@@ -14,7 +14,8 @@ import attrs
 import msgspec
 import numpy as np
 
-from trencadis.api import ACTIVITY, EnginePhase, StepOutputs, step_outputs
+from trencadis.activity import ACTIVITY, EnginePhase
+from trencadis.client.engine_client import StepOutputs, step_outputs
 from trencadis.errors import InternalError, InvalidRequestError, RequestError, TrencadisError
 from trencadis.records import EngineLoad, FinishedSequence, Int32Array, TokenDeltas, TokenLogprobs
 from trencadis_remote.process.channel import Channel, WakeUpFile

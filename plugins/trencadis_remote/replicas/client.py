@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.api import NO_OUTPUTS, StepOutputs
+from trencadis.client.engine_client import NO_OUTPUTS, StepOutputs
 from trencadis.errors import TrencadisError
 from trencadis.processes import RestartLimit
 from trencadis.records import EmbeddingRequest, FinishedSequence, FinishReason, Request

@@ -12,20 +12,20 @@ from trencadis.api import (
     BlockHasher,
     Builder,
     Config,
-    Frontend,
     Meters,
     Registry,
     load_configured_tokenizer,
-    loading,
-    on_terminal,
-    rare_collections,
     read_prefixes,
     resolve_plan,
 )
+from trencadis.client.factory import loading
+from trencadis.client.frontend import Frontend
 from trencadis.clock import Clock, SystemClock
+from trencadis.console import on_terminal
 from trencadis.errors import ContractError, EngineEndedError
 from trencadis.interfaces import ComponentContext
 from trencadis.processes import RestartLimit
+from trencadis.startup import rare_collections
 from trencadis_remote.process.client import RemoteEngineClient
 from trencadis_remote.process.connect import end_start_with, open_transport, wait_until_ready
 from trencadis_remote.process.transport import Transport

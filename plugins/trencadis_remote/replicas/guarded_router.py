@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from trencadis.api import Guarded
+from trencadis.engine.guard import Guarded
 from trencadis.faults import CallMeter, Fallback
 from trencadis.interfaces import LiveRequests, Move, ReplicaViews, Router, RoutingRequest, SupportsMoves
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import attrs
 import msgspec
 
-from trencadis.api import StepOutputs
+from trencadis.client.engine_client import StepOutputs
 from trencadis.errors import RequestError
 from trencadis.records import FinishedSequence, FinishReason
 from trencadis_remote.process.client import RequestHandles

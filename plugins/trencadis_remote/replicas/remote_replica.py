@@ -7,7 +7,7 @@ from collections.abc import Callable
 import attrs
 import msgspec
 
-from trencadis.api import StepOutputs
+from trencadis.client.engine_client import StepOutputs
 from trencadis.errors import EngineEndedError
 from trencadis.records import EmbeddingRequest, FinishReason, Request
 from trencadis_remote.process.client import RemoteEngineClient

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from trencadis.api import ACTIVITY
+from trencadis.activity import ACTIVITY
 
 __all__ = ["RECORD_SIGNAL", "ignore_record_signal", "record_at_signal"]
 

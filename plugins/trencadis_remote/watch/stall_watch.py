@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from trencadis.api import ActivityReading, ActivityView, EnginePhase
+from trencadis.activity import ActivityReading, ActivityView, EnginePhase
 from trencadis.clock import Clock, SystemClock
 from trencadis.processes import DUMP_SIGNAL, ChildProcess, is_stopped, process_state
 from trencadis_remote.watch.record_signal import RECORD_SIGNAL

@@ -20,16 +20,11 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from trencadis.api import (
-    Config,
-    EngineTotals,
-    Registry,
-    build_engine,
-)
+from trencadis.api import Config, Registry, build_engine
 from trencadis.clock import SimulatedClock
 from trencadis.console import Advance
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
-from trencadis.records import EmbeddingRequest, FinishedSequence, FinishReason, Request
+from trencadis.records import EmbeddingRequest, EngineTotals, FinishedSequence, FinishReason, Request
 from trencadis_remote.replicas.connect import make_mover, make_router, make_routing
 from trencadis_remote.replicas.replica_set import ReplicaSet, Work
 from trencadis_tools.simulated_store.store import Stores

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trencadis.api import FailureCosts
 from trencadis.clock import SimulatedClock
+from trencadis.failure_costs import FailureCosts
 from trencadis_server.errors import ApiError, TooBusyError
 from trencadis_server.fair_threads import FairThreads
 
