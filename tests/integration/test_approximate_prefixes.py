@@ -39,36 +39,26 @@ A, B, C = document(1), document(2), document(3)
 class Kitchen:
     """An engine with the connector, one request after the other."""
 
-    def __init__(self, *, config: BlendConfig | None = None, **options) -> None:
+    def __init__(self, **options) -> None:
         self.clock = SimulatedClock()
         parts = {"eviction": Lru, "kv_policy": Always}
 
         def make(noun, name):
             return parts[noun]() if noun in parts else ComponentContext(clock=self.clock, seed=0).make(noun, name)
 
-        config = config or BlendConfig(min_chunk_tokens=8, chunk_tokens=16)
+        config = BlendConfig(min_chunk_tokens=8, chunk_tokens=16)
         self.pair = make_blend(config, ComponentContext(clock=self.clock, seed=0, make=make))
         self.backend = BlendingBackend(block_size=BLOCK, max_model_len=400)
-        given = {"num_blocks": 120, "max_num_batched_tokens": 64, "warmup": False, **options}
-        self.engine = make_engine(
-            connector=self.pair, backend=self.backend, clock=self.clock, block_size=BLOCK, **given
-        )
+        options = {"num_blocks": 120, "max_num_batched_tokens": 64, "warmup": False, "block_size": BLOCK, **options}
+        self.engine = make_engine(connector=self.pair, backend=self.backend, clock=self.clock, **options)
         self.count = 0
 
     def add(self, prompt, *, ratio=None, tenant="", max_tokens=6, **terms):
         self.count += 1
         name = f"r{self.count}"
         params = {} if ratio is None else {"transfer_params": {"blend": True, "blend_ratio": ratio}}
-        self.engine.add(
-            Request(
-                request_id=name,
-                prompt_token_ids=tuple(prompt),
-                params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-                tenant=tenant,
-                **params,
-                **terms,
-            )
-        )
+        terms |= {"tenant": tenant, "params": SamplingParams(max_tokens=max_tokens, ignore_eos=True), **params}
+        self.engine.add(Request(request_id=name, prompt_token_ids=tuple(prompt), **terms))
         return name
 
     def step(self):
@@ -85,12 +75,28 @@ class Kitchen:
                     return end
         raise AssertionError(f"{name} does not end")
 
-    def learn(self, *prompts, tenant=""):
-        """Serve prompts exactly; content is offered at a commit and taken with the next step."""
-        for prompt in prompts:
+    def learn(self, *, tenant=""):
+        """Serve the documents exactly; content is offered at a commit and taken with the next step."""
+        for prompt in ((*A, *B, *C, 1), (90, 91), (90, 91)):
             self.serve(prompt, tenant=tenant)
-        self.serve((90, 91), tenant=tenant)
-        self.serve((90, 91), tenant=tenant)
+
+    def sequence(self, name):
+        state = self.engine._state
+        return state.table.sequence(state.slot_of[name])
+
+    def running(self, name):
+        """Step until a request runs, and return its sequence."""
+        state = self.engine._state
+        while name not in state.slot_of or not state.running.size:
+            self.step()
+        return self.sequence(name)
+
+
+@pytest.fixture
+def kitchen():
+    made = Kitchen()
+    made.learn()
+    return made
 
 
 def exact(end, prompt):
@@ -116,33 +122,20 @@ def fake_text_from_other_states(prompt, count):
     return tokens
 
 
-def test_chunks_in_another_order_are_found_and_the_answer_says_so():
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
-    end = kitchen.serve(PROMPT, ratio=0.2)
-    assert end.num_approximate_tokens == end.num_cached_tokens > 40
-    assert not exact(end, PROMPT), "the fake's approximate states give other tokens: else this test shows nothing"
+@pytest.mark.representatives(3)
+@pytest.mark.parametrize(
+    ("ratio", "is_blended", "is_exact"),
+    # The fake's approximate states give other tokens, and a share of all tokens is computed without blending.
+    [(0.2, True, False), (NEARLY_ALL, True, True), (1.0, False, True)],
+)
+def test_chunks_in_another_order_are_found_and_the_answer_says_so(kitchen, ratio, is_blended, is_exact):
+    end = kitchen.serve(PROMPT, ratio=ratio)
+    assert (end.num_approximate_tokens > 40) is is_blended
+    assert end.num_approximate_tokens in (0, end.num_cached_tokens)
+    assert exact(end, PROMPT) is is_exact
 
 
-def test_everything_computed_anew_gives_the_models_text():
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
-    end = kitchen.serve(PROMPT, ratio=NEARLY_ALL)
-    assert end.num_approximate_tokens > 40
-    assert exact(end, PROMPT)
-
-
-def test_a_share_of_all_tokens_is_computed_without_blending_whatever_the_policy():
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
-    end = kitchen.serve(PROMPT, ratio=1.0)
-    assert end.num_approximate_tokens == 0
-    assert exact(end, PROMPT)
-
-
-def test_blended_blocks_never_enter_the_exact_cache():
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
+def test_blended_blocks_never_enter_the_exact_cache(kitchen):
     assert kitchen.serve(PROMPT, ratio=0.2, max_tokens=20).num_approximate_tokens
     again = kitchen.serve(PROMPT)
     assert again.num_cached_tokens == again.num_approximate_tokens == 0
@@ -152,9 +145,7 @@ def test_blended_blocks_never_enter_the_exact_cache():
     assert exact(third, PROMPT)
 
 
-def test_blended_kv_is_never_offered_for_saving_or_held():
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
+def test_blended_kv_is_never_offered_for_saving_or_held(kitchen):
     scheduler, asked = kitchen.pair.scheduler, []
     scheduler.on_computed = lambda **given: asked.append(given)  # type: ignore[method-assign]
     scheduler.on_finished = lambda request, **given: asked.append(given)  # type: ignore[method-assign]
@@ -168,7 +159,7 @@ def test_blended_kv_is_never_offered_for_saving_or_held():
 
 def test_nobody_gets_it_without_asking():
     kitchen = Kitchen(prefix_caching=False)
-    kitchen.learn((*A, *B, *C, 1))
+    kitchen.learn()
     for params in (None, {}, {"blend": False}, {"blend": "yes"}, {"blend": 1}, {"blend": True, "blend_ratio": "half"}):
         end = kitchen.serve(PROMPT, transfer_params=params)
         assert end.num_approximate_tokens == 0
@@ -177,15 +168,13 @@ def test_nobody_gets_it_without_asking():
 
 def test_other_tenants_chunks_are_not_found():
     kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1), tenant="one")
+    kitchen.learn(tenant="one")
     assert kitchen.serve(PROMPT, ratio=0.2, tenant="two").num_approximate_tokens == 0
     assert kitchen.serve(PROMPT, ratio=0.2, tenant="one", cache_salt="secret").num_approximate_tokens == 0
     assert kitchen.serve(PROMPT, ratio=0.2, tenant="one").num_approximate_tokens > 0
 
 
-def test_exact_prefix_stays_exact_and_is_shared_as_before():
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
+def test_exact_prefix_stays_exact_and_is_shared_as_before(kitchen):
     prompt = (*A, *C, *B, 5)
     end = kitchen.serve(prompt, ratio=0.2)
     (order,) = kitchen.backend.cache.made.orders
@@ -197,18 +186,13 @@ def test_exact_prefix_stays_exact_and_is_shared_as_before():
     assert exact(again, (*A, 3, 3, 3))
 
 
-def test_sequence_that_is_computed_again_after_a_preemption_is_exact():
+def test_sequence_that_is_computed_again_after_a_preemption_is_exact(kitchen):
     """The tokens it made before stay as they were; what follows them, and the blocks it leaves, are the model's."""
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
     name = kitchen.add(PROMPT, ratio=0.2, max_tokens=12)
-    state = kitchen.engine._state
-    while name not in state.slot_of or not state.running.size:
-        kitchen.step()
+    sequence = kitchen.running(name)
     kitchen.step()
-    sequence = state.table.sequence(state.slot_of[name])
     assert sequence.is_approximate
-    state.preempt(sequence)
+    kitchen.engine._state.preempt(sequence)
     made = len(sequence.tokens) - len(PROMPT)
     end = drain(kitchen.engine)[name]
     tokens = end.token_ids.tolist()
@@ -223,13 +207,10 @@ def test_sequence_that_is_computed_again_after_a_preemption_is_exact():
 def test_sequence_that_was_swapped_out_stays_apart():
     """Its approximate blocks come back with it: they are shared then as little as before."""
     kitchen = Kitchen(preemption="swap", swap_blocks=64)
-    kitchen.learn((*A, *B, *C, 1))
+    kitchen.learn()
     name = kitchen.add(PROMPT, ratio=0.2, max_tokens=12)
-    state = kitchen.engine._state
-    while name not in state.slot_of or not state.running.size:
-        kitchen.step()
-    sequence = state.table.sequence(state.slot_of[name])
-    state.preempt(sequence)
+    sequence = kitchen.running(name)
+    kitchen.engine._state.preempt(sequence)
     assert sequence.slot in kitchen.engine.inspect().stages["swap"].held
     end = drain(kitchen.engine)[name]
     assert end.num_preemptions == 1
@@ -240,29 +221,20 @@ def test_sequence_that_was_swapped_out_stays_apart():
     assert exact(again, PROMPT)
 
 
-def test_fill_that_fails_is_computed():
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
-    kitchen.backend.cache.made.raises = RuntimeError("no")
-    end = kitchen.serve(PROMPT, ratio=0.2)
-    assert end.num_approximate_tokens == 0
-    assert exact(end, PROMPT)
-    assert kitchen.engine.inspect().blocks.num_used == 0
-
-
-def test_loaded_blocks_that_others_need_are_taken_back_and_the_prompt_is_computed():
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
+@pytest.mark.parametrize("is_taken_back", [False, True])
+def test_fill_that_fails_and_blocks_that_others_need_leave_the_prompt_to_be_computed(kitchen, is_taken_back):
+    if not is_taken_back:
+        kitchen.backend.cache.made.raises = RuntimeError("no")
     name = kitchen.add(PROMPT, ratio=0.2)
-    state = kitchen.engine._state
-    while not kitchen.engine.inspect().sequences[name].claimed_blocks:
-        kitchen.step()
-    sequence = state.table.sequence(state.slot_of[name])
-    assert sequence.is_approximate
-    state.drop_claim(sequence)
+    if is_taken_back:
+        while not kitchen.engine.inspect().sequences[name].claimed_blocks:
+            kitchen.step()
+        assert kitchen.sequence(name).is_approximate
+        kitchen.engine._state.drop_claim(kitchen.sequence(name))
     end = drain(kitchen.engine)[name]
     assert end.num_approximate_tokens == 0
     assert exact(end, PROMPT)
+    assert kitchen.engine.inspect().blocks.num_used == 0
     assert kitchen.serve(PROMPT).num_cached_tokens > 0, "it was computed, and is shared as any other"
 
 
@@ -270,7 +242,7 @@ def test_loaded_blocks_that_others_need_are_taken_back_and_the_prompt_is_compute
 def test_abort_at_any_time_leaves_the_blocks_free_and_alone(num_steps):
     """One part of the work a step: what is left of it must not be done once the blocks are somebody else's."""
     kitchen = Kitchen(num_blocks=32)
-    kitchen.learn((*A, *B, *C, 1))
+    kitchen.learn()
     blender = kitchen.backend.cache.made
     blender.num_parts, blender.tick = 7, lambda: kitchen.clock.advance(0.05)
     name = kitchen.add(PROMPT, ratio=0.2)
@@ -285,9 +257,7 @@ def test_abort_at_any_time_leaves_the_blocks_free_and_alone(num_steps):
     assert not kitchen.engine.stage("transfer").transfers._loads
 
 
-def test_long_work_is_spread_over_steps_while_others_go_on():
-    kitchen = Kitchen()
-    kitchen.learn((*A, *B, *C, 1))
+def test_long_work_is_spread_over_steps_while_others_go_on(kitchen):
     blender = kitchen.backend.cache.made
     blender.num_parts, blender.tick = 10, lambda: kitchen.clock.advance(0.05)
     other = kitchen.add(document(9), max_tokens=60)

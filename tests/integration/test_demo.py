@@ -2,76 +2,74 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from trencadis import LLM, SamplingParams
 from trencadis.text import resolve_model_path
 
+SHARED = "The old man looked at the sea and the sea looked at the old man, and the old man said to the sea: "
 PROMPTS = [
-    "The old man looked at the sea and",
+    SHARED + "who",
+    SHARED + "what is it",
     "Alice was beginning to get very tired of",
-    "To be, or not to be: that is",
-    "Of Man's first disobedience, and the fruit",
     "KING RICHARD II:\nWhat says",
     "x",
 ]
-QUESTIONS = Path(__file__).parents[3] / "shared" / "data" / "prompts" / "mt_bench.jsonl"
-NUM_TOKENS = 24
+NUM_TOKENS = 32
+
+
+def generate(**backend: object) -> tuple[list[tuple[int, ...]], list[list[int]]]:
+    """Return prompts and greedy tokens; prompts share a prefix, and small steps cut them into chunks."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    tables = {"cache": {"num_blocks": 256}, "engine": {"max_num_batched_tokens": 24}, "backend": {"torch": backend}}
+    with LLM({"path": "demo", "dtype": "float32"}, **tables) as llm:
+        first = llm.generate(PROMPTS, params, use_progress=False)
+        again = llm.generate(PROMPTS, params, use_progress=False)  # from the prefix cache
+    texts = [[list(output.outputs[0].token_ids) for output in outputs] for outputs in (first, again)]
+    assert texts[0] == texts[1]
+    return [tuple(output.prompt_token_ids) for output in first], texts[0]
 
 
 @pytest.fixture(scope="module")
-def llm():
-    with LLM({"path": "demo", "dtype": "float32"}, cache={"num_blocks": 512}) as made:
-        yield made
-
-
-def transformers_greedy(prompts: list[tuple[int, ...]]) -> list[list[int]]:
+def expected() -> list[list[int]]:
+    """Greedy tokens of transformers, which ours are."""
     from transformers import AutoModelForCausalLM
 
+    prompts, found = generate()
     model = AutoModelForCausalLM.from_pretrained(str(resolve_model_path("demo")), dtype=torch.float32).eval()
-    texts = []
-    for prompt in prompts:
+    sizes = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS}
+    for prompt, tokens in zip(prompts, found, strict=True):
         ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False)
-        texts.append(out[0, len(prompt) :].tolist())
-    return texts
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **sizes)
+        assert tokens == out[0, len(prompt) :].tolist()
+    return found
 
 
-def check(llm: LLM, prompts: list[str]) -> None:
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=NUM_TOKENS), use_progress=False)
-    expected = transformers_greedy([output.prompt_token_ids for output in outputs])
-    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+@pytest.mark.parametrize("kv_dtype", ["auto", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+def test_greedy_text_is_that_of_transformers_and_a_narrow_cache_begins_it_alike(
+    expected: list[list[int]], attention: str, kv_dtype: str
+) -> None:
+    """Rounding may turn a near tie, and then the rest differs: counted are the tokens up to there."""
+    _, found = generate(attention=attention, kv_dtype=kv_dtype)
+    same = [
+        next((i for i, pair in enumerate(zip(one, other, strict=True)) if len(set(pair)) > 1), NUM_TOKENS)
+        for one, other in zip(found, expected, strict=True)
+    ]
+    assert sum(same) >= (1.0 if kv_dtype in ("auto", "float16") else 0.5) * NUM_TOKENS * len(PROMPTS)
 
 
-def test_greedy_text_of_real_prompts_equals_transformers(llm: LLM) -> None:
-    check(llm, PROMPTS)
+def test_chat_has_the_shape_of_a_reply_and_follows_from_its_seed() -> None:
+    def said(llm: LLM, seed: int) -> str:
+        (output,) = llm.chat(
+            [{"role": "user", "content": "Where is the king?"}], SamplingParams(max_tokens=20, seed=seed)
+        )
+        assert output.finished
+        return output.outputs[0].text.strip()
 
-
-@pytest.mark.slow
-def test_greedy_text_of_benchmark_questions_equals_transformers(llm: LLM) -> None:
-    if not QUESTIONS.exists():
-        pytest.skip(f"{QUESTIONS} is not there: the shared data folder is not part of the repository")
-    lines = [json.loads(line) for line in QUESTIONS.read_text().splitlines()[:8]]
-    check(llm, [line["turns"][0] for line in lines])
-
-
-def test_same_seed_same_text_and_another_seed_another(llm: LLM) -> None:
-    def text(seed: int) -> str:
-        params = SamplingParams(temperature=0.8, seed=seed, max_tokens=NUM_TOKENS)
-        return llm.generate(PROMPTS[0], params, use_progress=False)[0].outputs[0].text
-
-    assert text(1) == text(1)
-    assert text(1) != text(2)
-
-
-def test_chat_has_the_shape_of_a_reply(llm: LLM) -> None:
-    (output,) = llm.chat([{"role": "user", "content": "Where is the king?"}], SamplingParams(max_tokens=20, seed=3))
-    assert output.finished
-    assert output.outputs[0].text.strip()
+    with LLM("demo", cache={"num_blocks": 512}) as llm:
+        assert said(llm, 3) == said(llm, 3) != said(llm, 4)
 
 
 def test_two_conversations_find_their_prompts_again_where_only_one_runs_at_a_time() -> None:

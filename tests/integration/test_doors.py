@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 KIT = "trencadis_testing."
 LONG = SamplingParams(max_tokens=150_000)
+BEAMS = BeamSearchParams(beam_width=3, max_tokens=3, ignore_eos=True)
 OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 200_000, "strict": False}
 
 
@@ -58,12 +59,6 @@ def run_shared() -> Iterator[Callable[[Callable[[AsyncLLM], Awaitable[Any]]], An
         llm = AsyncLLM("demo", **tables())
         yield lambda use: runner.run(asyncio.wait_for(use(llm), timeout=60))
         runner.run(llm.close())
-
-
-@pytest.fixture(scope="module")
-def offline() -> Iterator[LLM]:
-    with LLM("demo", **tables()) as llm:
-        yield llm
 
 
 def child_of(llm: Any) -> int:
@@ -154,7 +149,9 @@ def test_the_same_requests_give_the_same_tokens_through_every_door() -> None:
 # ------------------------------------------------------------------------------------------------------- the surface
 
 
-def test_streams_metrics_and_embeddings_come_from_the_other_process(run_shared: Callable[..., Any]) -> None:
+def test_streams_metrics_embeddings_beams_and_totals_come_from_the_other_process(
+    run_shared: Callable[..., Any],
+) -> None:
     async def use(llm: AsyncLLM) -> None:
         outputs = [output async for output in llm.generate((5, 6), SamplingParams(max_tokens=30))]
         assert outputs[-1].outputs[0].token_ids == tuple(fake_text((5, 6), 30, vocab_size=4096))
@@ -163,13 +160,14 @@ def test_streams_metrics_and_embeddings_come_from_the_other_process(run_shared: 
         vectors = await llm.embed([(5, 6), "Hello", (7,)])
         assert [one.num_tokens for one in vectors][::2] == [2, 1]
         assert vectors[2].vector.tolist() == pytest.approx(fake_embedding([7]))
-        assert await llm.embed([]) == []
-        with pytest.raises(InvalidRequestError, match="empty text"):
-            await llm.embed([(5,), ()])
-        with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
-            await llm.embed([(4096,)])
-        assert llm.num_live == 0
-        assert (llm.is_alive, llm.failure) == (True, "")
+        for text in ((), (4096,)):
+            with pytest.raises(InvalidRequestError):
+                await llm.embed([(5,), text])
+        before = await llm.totals()
+        found = await llm.beam_search((5, 6), BEAMS)
+        assert [one.token_ids for one in found.outputs] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+        assert (await llm.totals())["num_emitted_tokens"] - before["num_emitted_tokens"] == 1 + 3 + 3
+        assert (llm.num_live, llm.is_alive, llm.failure) == (0, True, "")
 
     run_shared(use)
 
@@ -180,8 +178,6 @@ def test_a_reader_that_leaves_ends_its_request_there(run_shared: Callable[..., A
         await anext(outputs)
         assert llm.num_live == 1
         await outputs.aclose()
-        # The host obeys in order: after this one it has ended the other.
-        await last_of(llm, (9,), SamplingParams(max_tokens=3))
         while llm.num_live:
             await last_of(llm, (9,), SamplingParams(max_tokens=1))
         assert await llm.metrics() != ""
@@ -190,69 +186,36 @@ def test_a_reader_that_leaves_ends_its_request_there(run_shared: Callable[..., A
     run_shared(use)
 
 
-def test_closing_gives_readers_what_there_is() -> None:
-    async def main() -> RequestOutput:
-        llm = AsyncLLM("demo", **tables())
-        seen: list[RequestOutput] = []
-
-        async def read() -> None:
-            seen.append(await last_of(llm, (5, 6), LONG, streams=False))
-
-        other: Any = llm.generate((7,), LONG)
-        reader = asyncio.create_task(read())
-        await asyncio.sleep(0)  # its request goes first: when the other has a token, it has one, too
-        await anext(other)
-        await llm.close()
-        await llm.close()
-        await reader
-        with pytest.raises(EngineEndedError, match="closed"):
-            await last_of(llm, (5,), LONG)
-        assert llm.failure == "the engine was closed."
-        return seen[-1]
-
-    output = asyncio.run(main())
-    tokens = output.outputs[0].token_ids
-    assert output.outputs[0].finish_reason is FinishReason.ABORT
-    assert 0 < len(tokens) < 15_000
-    assert tokens == tuple(fake_text((5, 6), len(tokens), vocab_size=4096))
-
-
-def test_admission_refuses_one_and_the_others_go_on() -> None:
-    async def use(llm: AsyncLLM) -> list[Any]:
-        waiting = [last_of(llm, (5, number), SamplingParams(max_tokens=5), streams=False) for number in range(20)]
-        return await asyncio.gather(*waiting, return_exceptions=True)
-
-    results = run(use, scheduling={"name": "support.core.remote_parts:AtMostTwo", "fallback": ""})
-    refused = [one for one in results if isinstance(one, RequestRefusedError)]
-    assert refused
-    assert all("two wait already" in str(one) for one in refused)
-    good = [one for one in results if isinstance(one, RequestOutput)]
-    assert len(good) + len(refused) == 20
-    assert len(good) >= 2
-    assert all(one.outputs[0].finish_reason is FinishReason.LENGTH for one in good)
-
-
-def test_offline_a_refusal_from_there_ends_its_prompt_or_is_raised_and_names_it() -> None:
-    with LLM("demo", **tables(scheduling={"name": "support.core.remote_parts:AtMostTwo", "fallback": ""})) as llm:
-        with pytest.raises(RequestRefusedError, match=r"prompts\[\d+\]: .*two wait already"):
-            llm.generate([(5, number) for number in range(20)], SamplingParams(max_tokens=500), on_refusal="raise")
-        outputs = llm.generate([(5, number) for number in range(20)], SamplingParams(max_tokens=20))
-        reasons = {one.outputs[0].finish_reason for one in outputs}
-        assert reasons == {FinishReason.LENGTH, FinishReason.IGNORED}
-        assert all("two wait already" in one.error for one in outputs if one.error)
-        assert len(llm.generate((5, 6), SamplingParams(max_tokens=4))[0].outputs[0].token_ids) == 4
-        assert llm.embed([(5, 6)])[0].num_tokens == 2
-
-
-def test_without_work_neither_process_uses_the_processor(run_shared: Callable[..., Any]) -> None:
+def test_an_interrupt_of_the_terminal_is_the_parents_to_handle_and_a_process_at_rest_uses_no_processor(
+    run_shared: Callable[..., Any],
+) -> None:
     async def use(llm: AsyncLLM) -> None:
-        await last_of(llm, (5, 6), SamplingParams(max_tokens=3))
+        assert os.getsid(child_of(llm)) != os.getsid(0)
+        os.kill(child_of(llm), signal.SIGINT)
+        assert (await last_of(llm, (5,), SamplingParams(max_tokens=3))).finished
         before = time.process_time(), cpu_s(child_of(llm))
         await asyncio.to_thread(threading.Event().wait, 1.0)
         assert time.process_time() - before[0] < 0.3  # threads that other tests left behind included
         assert cpu_s(child_of(llm)) - before[1] < 0.1
 
     run_shared(use)
+
+
+def test_offline_a_refusal_from_there_ends_its_prompt_or_is_raised_and_names_it() -> None:
+    prompts = [(5, number) for number in range(20)]
+    with LLM("demo", **tables(scheduling={"name": "support.core.remote_parts:AtMostTwo", "fallback": ""})) as llm:
+        with pytest.raises(RequestRefusedError, match=r"prompts\[\d+\]: .*two wait already"):
+            llm.generate(prompts, SamplingParams(max_tokens=500), on_refusal="raise")
+        outputs = llm.generate(prompts, SamplingParams(max_tokens=20))
+        assert {one.outputs[0].finish_reason for one in outputs} == {FinishReason.LENGTH, FinishReason.IGNORED}
+        assert all("two wait already" in one.error for one in outputs if one.error)
+        with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: .*vocabulary"):
+            llm.beam_search([(5,), (4096,)], BEAMS)
+        assert len(llm.generate((5, 6), SamplingParams(max_tokens=4))[0].outputs[0].token_ids) == 4
+        before = llm.totals()["num_emitted_tokens"]
+        (found,) = llm.beam_search([(5, 6)], BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True))
+        assert [one.token_ids for one in found.outputs] == [(0, 0, 0), (0, 0, 1)]
+        assert llm.totals()["num_emitted_tokens"] - before == 1 + 2 + 2
 
 
 # ---------------------------------------------------------------------------------------------------- death and hang
@@ -266,44 +229,38 @@ async def ended(llm: AsyncLLM) -> str:
     return llm.failure
 
 
-def test_a_killed_engine_is_noticed_also_when_nothing_runs() -> None:
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_when_the_engine_dies_everybody_is_told_why_also_when_nothing_runs(is_busy: bool) -> None:
     async def use(llm: AsyncLLM) -> None:
-        os.kill(child_of(llm), signal.SIGKILL)
-        assert await ended(llm) == ("the engine's process was killed by SIGKILL; often the kernel ran out of memory.")
+        streams: list[Any] = [llm.generate((5, n), LONG) for n in range(5 * is_busy)]
+        for stream in streams:
+            await anext(stream)
+        os.kill(child_of(llm), signal.SIGSEGV if is_busy else signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(EngineEndedError, match="killed by SIGSEGV"):
+                async for _ in stream:
+                    pass
+        killed = "the engine's process was killed by SIGKILL; often the kernel ran out of memory."
+        assert await ended(llm) == killed or is_busy
+        assert llm.num_live == 0
         for ask in (lambda: last_of(llm, (5,), LONG), llm.metrics, lambda: llm.embed([(5,)])):
-            with pytest.raises(EngineEndedError, match="SIGKILL"):
+            with pytest.raises(EngineEndedError, match="SIGSEGV" if is_busy else "SIGKILL"):
                 await ask()
 
     run(use)
 
 
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSEGV, "by SIGSEGV")])
-def test_when_the_engine_dies_every_request_is_told_why(number: int, words: str) -> None:
-    async def use(llm: AsyncLLM) -> None:
-        streams: list[Any] = [llm.generate((5, n), LONG) for n in range(5)]
-        for stream in streams:
-            await anext(stream)
-        os.kill(child_of(llm), number)
-        for stream in streams:
-            with pytest.raises(EngineEndedError, match=words):
-                async for _ in stream:
-                    pass
-        assert words in await ended(llm)
-        assert llm.num_live == 0
-
-    run(use)
-
-
-def test_offline_the_death_of_the_engine_is_raised() -> None:
-    llm = LLM("demo", **tables())
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "hung: no progress")]
+)
+def test_offline_the_end_of_an_engine_that_is_killed_or_stopped_is_raised(number: int, words: str) -> None:
+    llm = LLM("demo", **tables(engine={"watchdog_s": 1.0}))
     stream = llm.stream((5, 6), LONG)
     next(stream)
-    os.kill(child_of(llm), signal.SIGKILL)
-    with pytest.raises(EngineEndedError, match="SIGKILL"):
-        list(stream)
-    with pytest.raises(EngineEndedError, match="SIGKILL"):
-        llm.generate((5, 6))
+    os.kill(child_of(llm), number)
+    for ask in (lambda: list(stream), lambda: llm.generate((5, 6))):
+        with pytest.raises(EngineEndedError, match=words):
+            ask()
     llm.close()
     llm.close()
 
@@ -318,14 +275,11 @@ def test_an_engine_that_hangs_is_killed() -> None:
         assert "hung" in await ended(llm)
         assert not Path(f"/proc/{pid}").exists()
 
-    run(
-        use,
-        engine={"watchdog_s": 1.0},
-        backend={"name": "support.core.remote_parts:stopping_backend", "options": OPTIONS},
-    )
+    stopping = {"name": "support.core.remote_parts:stopping_backend", "options": OPTIONS}
+    run(use, engine={"watchdog_s": 1.0}, backend=stopping)
 
 
-def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_goes_on_if_it_is_let_go_in_time() -> None:
+def test_an_engine_that_is_stopped_while_it_rests_goes_on_if_it_is_let_go_in_time() -> None:
     async def use(llm: AsyncLLM) -> None:
         os.kill(child_of(llm), signal.SIGSTOP)
         with pytest.raises(BackendError, match=r"did not answer within 0\.3 s"):
@@ -346,55 +300,9 @@ def test_an_engine_that_is_stopped_while_it_rests_is_killed_without_any_request(
     run(use, engine={"watchdog_s": 1.0})
 
 
-def test_offline_an_engine_that_hangs_is_killed_too() -> None:
-    with LLM("demo", **tables(engine={"watchdog_s": 1.0})) as llm:
-        stream = llm.stream((5, 6), LONG)
-        next(stream)
-        os.kill(child_of(llm), signal.SIGSTOP)
-        with pytest.raises(EngineEndedError, match="hung: no progress"):
-            list(stream)
-
-
-def test_an_interrupt_of_the_terminal_is_the_parents_to_handle(run_shared: Callable[..., Any]) -> None:
-    async def use(llm: AsyncLLM) -> None:
-        assert os.getsid(child_of(llm)) != os.getsid(0)
-        os.kill(child_of(llm), signal.SIGINT)
-        assert (await last_of(llm, (5,), SamplingParams(max_tokens=3))).finished
-
-    run_shared(use)
-
-
 def test_an_engine_that_fails_says_so_before_it_ends() -> None:
     async def use(llm: AsyncLLM) -> None:
         with pytest.raises(EngineEndedError, match="the engine failed: a broken invariant of a test"):
             await last_of(llm, (5, 6), LONG)
 
     run(use, executor={"name": "support.core.remote_parts:BrokenExecutor"})
-
-
-# ------------------------------------------------------------------------------------------------ beams and totals
-
-
-def test_beams_and_totals_come_through_the_door_of_another_process(
-    run_shared: Callable[..., Any], offline: LLM
-) -> None:
-    params = BeamSearchParams(beam_width=3, max_tokens=3, ignore_eos=True)
-
-    async def use(llm: AsyncLLM) -> tuple[RequestOutput, int]:
-        before = await llm.totals()
-        found = await llm.beam_search((5, 6), params)
-        return found, (await llm.totals())["num_emitted_tokens"] - before["num_emitted_tokens"]
-
-    output, num_emitted = run_shared(use)
-    assert [one.token_ids for one in output.outputs] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
-    assert num_emitted == 1 + 3 + 3
-    before = offline.totals()["num_emitted_tokens"]
-    (again,) = offline.beam_search([(5, 6)], params)
-    assert again.outputs == output.outputs
-    assert offline.totals()["num_emitted_tokens"] - before == 7
-
-
-def test_a_refusal_by_another_process_ends_a_search_of_this_one(offline: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: .*vocabulary"):
-        offline.beam_search([(5,), (4096,)], BeamSearchParams(max_tokens=2))
-    assert offline.generate([5], SamplingParams(max_tokens=2))[0].finished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -27,53 +28,30 @@ BASE = {
     "backend.torch.device": DEVICE,
     "observer.names": [],
 }
+PADDED = {"backend.torch.layout": "padded"}
+FEW_BLOCKS = {"cache.num_blocks": 12}
+SWAP = {**FEW_BLOCKS, "engine.preemption": "swap"}
 SETUPS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tiny chunks": {"engine.max_num_batched_tokens": 5},
     "one at a time, no overlap": {"engine.max_num_seqs": 1, "engine.async_scheduling": False},
     "no prefix cache": {"cache.prefix_caching": False},
-    "preemption": {"cache.num_blocks": 12},
-    "preemption by swap": {"cache.num_blocks": 12, "engine.preemption": "swap"},
-    "padded exponential": {"backend.torch.layout": "padded", "bucketing.name": "exponential"},
-    "padded linear": {
-        "backend.torch.layout": "padded",
-        "bucketing.name": "linear",
-        "engine.max_num_batched_tokens": 16,
-    },
-    "padded exponential of 2025": {
-        "backend.torch.layout": "padded",
-        "bucketing.name": "exponential",
-        "bucketing.exponential.generation": "2025-07",
-    },
-    "padded padding_aware": {"backend.torch.layout": "padded", "bucketing.name": "padding_aware"},
-    "padded unified": {
-        "backend.torch.layout": "padded",
-        "bucketing.name": "unified",
-        "bucketing.unified.form": "alpha",
-    },
-    "padded exact, preemption": {
-        "backend.torch.layout": "padded",
-        "bucketing.name": "exact",
-        "cache.num_blocks": 12,
-    },
-    "padded exact, preemption by swap": {
-        "backend.torch.layout": "padded",
-        "bucketing.name": "exact",
-        "cache.num_blocks": 12,
-        "engine.preemption": "swap",
-    },
-}
+    "preemption": FEW_BLOCKS,
+    "preemption by swap": SWAP,
+    "padded exponential": {**PADDED, "bucketing.name": "exponential"},
+    "padded linear": {**PADDED, "bucketing.name": "linear", "engine.max_num_batched_tokens": 16},
+    "padded exponential of 2025": {**PADDED, "bucketing.name": "exponential", "bucketing.exponential.generation": "2025-07"},
+    "padded padding_aware": {**PADDED, "bucketing.name": "padding_aware"},
+    "padded unified": {**PADDED, "bucketing.name": "unified", "bucketing.unified.form": "alpha"},
+    "padded exact, preemption": {**PADDED, **FEW_BLOCKS, "bucketing.name": "exact"},
+    "padded exact, preemption by swap": {**PADDED, **SWAP, "bucketing.name": "exact"},
+}  # fmt: skip
 if ON_CUDA:
-    GRAPHS = {
-        "backend.torch.layout": "padded",
-        "bucketing.name": "exponential",
-        "backend.torch.graphs": "buckets",
-        "engine.warmup": True,
-    }
+    GRAPHS = {**SETUPS["padded exponential"], "backend.torch.graphs": "buckets", "engine.warmup": True}
     SETUPS["graphs"] = GRAPHS
     SETUPS["gathered"] = {"backend.torch.attention": "sdpa"}
     SETUPS["graphs, gathered"] = {**GRAPHS, "backend.torch.attention": "sdpa"}
-    SETUPS["graphs, preemption by swap"] = {**GRAPHS, "cache.num_blocks": 12, "engine.preemption": "swap"}
+    SETUPS["graphs, preemption by swap"] = {**GRAPHS, **SWAP}
     SETUPS["graphs, tiny chunks"] = {**GRAPHS, "engine.max_num_batched_tokens": 16}
 REQUIRED = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "gpt2", "gpt_neox", "mixtral", "qwen3_moe")
 IN_FULL = ("llama", "gemma3")
@@ -100,32 +78,57 @@ def make(path: Path, setup: dict[str, Any]) -> Any:
     return build_engine(resolved.config, registry=registry)
 
 
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_greedy_tokens_equal_transformers(models: dict[str, Path], kind: str, name: str) -> None:
-    engine = make(models[kind], SETUPS[name])
+def check(engine: Any, path: Path) -> None:
+    """Serve prompts of which two share a beginning and most join others; they are continued as transformers does it."""
     prompts = {str(n): tiny_models.prompt(n, seed=100 + n) for n in LENGTHS}
     prompts["shares a prefix"] = [*prompts["33"][:20], 7, 9]
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     got: dict[str, list[int]] = {}
-    try:
-        for request_id, prompt in prompts.items():
-            engine.add(Request(request_id=request_id, prompt_token_ids=prompt, params=params))
-            if request_id == "9":
-                engine.step()  # later prompts join sequences that already run
-        while engine.has_work:
-            for end in engine.step().finished:
-                assert not end.error
-                got[end.request_id] = end.token_ids.tolist()
-        if "preemption" in name:
-            assert engine.totals.num_preempted > 0
-        if "swap" in name:
-            assert engine.totals.num_blocks_swapped_in > 0
-            assert engine.totals.num_recomputed_tokens == 0
-    finally:
-        engine.close()
     for request_id, prompt in prompts.items():
-        assert got[request_id] == tiny_models.greedy_reference(models[kind], prompt, NUM_TOKENS), request_id
+        engine.add(Request(request_id=request_id, prompt_token_ids=prompt, params=params))
+        if request_id == "9":
+            engine.step()  # later prompts join sequences that already run
+    while engine.has_work:
+        for end in engine.step().finished:
+            assert not end.error
+            got[end.request_id] = end.token_ids.tolist()
+    for request_id, prompt in prompts.items():
+        assert got[request_id] == tiny_models.greedy_reference(path, prompt, NUM_TOKENS), request_id
+
+
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_greedy_tokens_equal_transformers(models: dict[str, Path], kind: str, name: str) -> None:
+    with contextlib.closing(make(models[kind], SETUPS[name])) as engine:
+        check(engine, models[kind])
+    if "preemption" in name:
+        assert engine.totals.num_preempted > 0
+    if "swap" in name:
+        assert engine.totals.num_blocks_swapped_in > 0
+        assert engine.totals.num_recomputed_tokens == 0
+
+
+@pytest.mark.slow
+def test_decodes_are_replayed_as_captured_graphs(models: dict[str, Path], tmp_path: Path) -> None:
+    buckets = tmp_path / "buckets.txt"
+    buckets.write_text("(1, 24, [0, 8])\n([1, 2, 4], 1, [16, 32])\n")  # batch size, query length, blocks
+    setup = {
+        "engine.max_num_batched_tokens": 24,
+        "engine.warmup": True,
+        "cache.num_blocks": 32,
+        "bucketing.name": "from_file",
+        "bucketing.from_file.path": str(buckets),
+        "backend.torch.layout": "padded",
+        "backend.torch.pack": "off",
+        "backend.torch.graphs": "buckets" if ON_CUDA else "checked",
+    }
+    with contextlib.closing(make(models["llama"], setup)) as engine:
+        check(engine, models["llama"])
+        lines = [line for line in engine.metrics().splitlines() if line.startswith("trencadis_torch_")]
+    counts = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    assert counts["trencadis_torch_captured_graphs"] > 0
+    assert sum(value for name, value in counts.items() if "graph_replays_total" in name) >= 6
+    assert counts["trencadis_torch_graph_misses_total"] == 0
 
 
 @pytest.mark.parametrize("layout", ["ragged", "padded"])

@@ -1,7 +1,11 @@
-"""Samplers, acceptance rules and logits processors that misbehave in whole engines: others' texts are right, and errors name the part."""
+"""Samplers, acceptance rules and logits processors in whole engines: where they misbehave others' texts are right, and errors name the part.
+
+Texts of every rule with every drafter: ``test_speculation_matrix.py``.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,22 +40,19 @@ BASE = {
     "backend.torch.device": DEVICE,
     "observer.names": [],
 }
-SAMPLER = {"sampling.name": "support.strategies.hostile_sampling:HostileSampler"}
-PROCESSOR = {"sampling.standard.processors": ["support.strategies.hostile_sampling:HostileProcessor"]}
+HERE = "support.strategies.hostile_sampling:"
+SAMPLER = {"sampling.name": f"{HERE}HostileSampler"}
+PROCESSOR = {"sampling.standard.processors": [f"{HERE}HostileProcessor"]}
 DRAFTED = {"speculation.name": "support.strategies.unsafe_parts:Remembering"}
-RULE = {**DRAFTED, "acceptance.name": "support.strategies.hostile_sampling:HostileRule"}
-DISTRIBUTIONS = {**DRAFTED, "acceptance.name": "support.strategies.hostile_sampling:HostileDistributions"}
+RULE = {**DRAFTED, "acceptance.name": f"{HERE}HostileRule"}
+DISTRIBUTIONS = {**DRAFTED, "acceptance.name": f"{HERE}HostileDistributions"}
 PROMPTS = {
     "three": tiny_models.prompt(3, seed=3),
     "victim": [VICTIM, *tiny_models.prompt(5, seed=5)],
     "nine": tiny_models.prompt(9, seed=9),
 }
 NUM_TOKENS = 12
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save_model("llama", tmp_path_factory.mktemp("models"))
+Texts = dict[str, list[int]]
 
 
 @pytest.fixture(autouse=True)
@@ -62,54 +63,62 @@ def _good_again() -> Iterator[None]:
     HostileSampler.mode = HostileRule.mode = HostileDistributions.last_mode = HostileProcessor.mode = ""
 
 
-def make(model: Path, setup: dict[str, Any]) -> Engine:
-    resolved, registry = load_with_plugins(environ={}, overrides={**BASE, "model.path": str(model), **setup})
-    engine = build_engine(resolved.config, registry=registry)
-    assert isinstance(engine, Engine)
-    return engine
+class House:
+    """Makes engines of a tiny model.
+
+    Attributes:
+        plain: The texts of the prompts without anything special.
+        repeated: The same with a penalty that lets texts repeat their tokens, so that some drafts are right.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+
+    def open(self, setup: dict[str, Any]) -> Engine:
+        resolved, registry = load_with_plugins(environ={}, overrides={**BASE, "model.path": str(self._model), **setup})
+        engine = build_engine(resolved.config, registry=registry)
+        assert isinstance(engine, Engine)
+        return engine
+
+    def texts(self, setup: dict[str, Any], **options: Any) -> Texts:
+        """Return what an engine of its own writes."""
+        engine = self.open(setup)
+        found = served(engine, **options)
+        engine.close()
+        assert not [end.error for end in found.values() if end.error]
+        return texts(found)
+
+    @functools.cached_property
+    def plain(self) -> Texts:
+        return self.texts({})
+
+    @functools.cached_property
+    def repeated(self) -> Texts:
+        return self.texts({}, repetition_penalty=0.5)
 
 
-def add_all(engine: Engine, suffix: str = "", *, repeats: bool = False, **special: Any) -> None:
-    """Add every prompt; ``special`` are parameters of the victim's, ``repeats`` lets every text repeat its last tokens."""
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    return House(tiny_models.save_model("llama", tmp_path_factory.mktemp("models")))
+
+
+def served(engine: Engine, special: dict[str, Any] | None = None, **shared: Any) -> dict[str, FinishedSequence]:
+    """Serve every prompt; ``special`` are parameters of the victim's, ``shared`` those of all."""
     for name, prompt in PROMPTS.items():
-        own = special if name == "victim" else {}
-        shared: dict[str, Any] = {"repetition_penalty": 0.5} if repeats else {}
-        params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=0.0, **shared, **own)
-        engine.add(Request(request_id=name + suffix, prompt_token_ids=tuple(prompt), params=params))
-
-
-def drained(engine: Engine) -> dict[str, FinishedSequence]:
+        own = (special or {}) if name == "victim" else {}
+        params = SamplingParams(**{"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0.0, **shared, **own})
+        engine.add(Request(request_id=name, prompt_token_ids=tuple(prompt), params=params))
     ends = {}
     while engine.has_work:
         ends |= {end.request_id: end for end in engine.step().finished}
     return ends
 
 
-def texts(ends: dict[str, FinishedSequence]) -> dict[str, list[int]]:
+def texts(ends: dict[str, FinishedSequence]) -> Texts:
     return {name: end.token_ids.tolist() for name, end in ends.items() if not end.error}
 
 
-def undisturbed(model: Path, **options: Any) -> dict[str, list[int]]:
-    engine = make(model, {})
-    add_all(engine, **options)
-    found = texts(drained(engine))
-    engine.close()
-    assert len(found) == 3
-    return found
-
-
-@pytest.fixture(scope="module")
-def plain(model: Path) -> dict[str, list[int]]:
-    return undisturbed(model)
-
-
-@pytest.fixture(scope="module")
-def repeated(model: Path) -> dict[str, list[int]]:
-    """Texts of which some drafts are right."""
-    return undisturbed(model, repeats=True)
-
-
-def without_victim(found: dict[str, list[int]]) -> dict[str, list[int]]:
+def without_victim(found: Texts) -> Texts:
     return {name: text for name, text in found.items() if name != "victim"}
 
 
@@ -117,72 +126,49 @@ def without_victim(found: dict[str, list[int]]) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("mode", HostileSampler.MODES)
-def test_what_a_sampler_does_wrong_for_one_sequence_ends_that_one_with_its_name(
-    model: Path, plain: dict[str, list[int]], mode: str
-) -> None:
-    engine = make(model, SAMPLER)
+def test_what_a_sampler_does_wrong_for_one_sequence_ends_that_one_with_its_name(house: House, mode: str) -> None:
+    engine = house.open(SAMPLER)
     HostileSampler.mode = mode
-    add_all(engine)
-    ends = drained(engine)
-    assert without_victim(texts(ends)) == without_victim(plain)
+    ends = served(engine)
+    assert without_victim(texts(ends)) == without_victim(house.plain)
     if mode == HostileSampler.HARMLESS:
-        assert texts(ends) == plain or "victim" in texts(ends)
+        assert "victim" in texts(ends)
     else:
-        assert "support.strategies.hostile_sampling:HostileSampler" in ends["victim"].error
+        assert f"{HERE}HostileSampler" in ends["victim"].error
     assert engine.totals.num_failed_steps == 0
     HostileSampler.mode = ""
-    add_all(engine, " again")
-    assert texts(drained(engine)) == {f"{name} again": text for name, text in plain.items()}
+    assert texts(served(engine)) == house.plain
     engine.close()
 
 
 @pytest.mark.parametrize("mode", HostileSampler.MODES)
 def test_a_fallback_takes_the_place_of_a_sampler_that_errs(
-    model: Path, plain: dict[str, list[int]], mode: str, caplog: pytest.LogCaptureFixture
+    house: House, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = make(model, {**SAMPLER, "sampling.fallback": "greedy"})
+    engine = house.open({**SAMPLER, "sampling.fallback": "greedy"})
     HostileSampler.mode = mode
-    add_all(engine)
     with caplog.at_level(logging.ERROR):
-        ends = drained(engine)
+        ends = served(engine)
     if ON_CUDA and mode in ("negative", "beyond the vocabulary", "2^40"):
         # Seen once the step is done, which the fallback has not sampled then.
         assert "it chose token" in ends["victim"].error
     elif mode != HostileSampler.HARMLESS:
-        assert texts(ends) == plain
-        assert "support.strategies.hostile_sampling:HostileSampler" in caplog.text
+        assert texts(ends) == house.plain
+        assert f"{HERE}HostileSampler" in caplog.text
         assert "its fallback takes over" in caplog.text
-    assert without_victim(texts(ends)) == without_victim(plain)
+    assert without_victim(texts(ends)) == without_victim(house.plain)
     engine.close()
 
 
 def test_a_sequence_whose_parameters_the_fallback_does_not_honour_ends_and_says_so(
-    model: Path, plain: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+    house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostileSampler, "honours", frozenset({"greedy", "logprobs", "logit_bias"}))
-    engine = make(model, {**SAMPLER, "sampling.fallback": "greedy"})
+    engine = house.open({**SAMPLER, "sampling.fallback": "greedy"})
     HostileSampler.mode = "raises"
-    add_all(engine, logit_bias={3: 1.0})
-    ends = drained(engine)
+    ends = served(engine, {"logit_bias": {3: 1.0}})
     assert "logit_bias" in ends["victim"].error
-    assert texts(ends) == without_victim(plain)
-    engine.close()
-
-
-def test_a_sampler_that_errs_for_all_ends_requests_and_not_the_engine(model: Path, plain: dict[str, list[int]]) -> None:
-    engine = make(model, SAMPLER)
-    HostileSampler.mode = "raises"
-    engine.add(
-        Request(
-            request_id="v",
-            prompt_token_ids=tuple(PROMPTS["victim"]),
-            params=SamplingParams(max_tokens=2, temperature=0),
-        )
-    )
-    assert "KeyError" in drained(engine)["v"].error
-    HostileSampler.mode = ""
-    add_all(engine)
-    assert texts(drained(engine)) == plain
+    assert texts(ends) == without_victim(house.plain)
     engine.close()
 
 
@@ -196,21 +182,15 @@ def test_a_sampler_that_errs_for_all_ends_requests_and_not_the_engine(model: Pat
 )
 @pytest.mark.parametrize("mode", HostileRule.MODES)
 def test_a_rule_that_errs_changes_no_text_and_is_named(
-    model: Path, repeated: dict[str, list[int]], mode: str, setup: Any, fallback: str, caplog: pytest.LogCaptureFixture
+    house: House, mode: str, setup: Any, fallback: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = make(model, {**setup, "acceptance.fallback": fallback})
+    engine = house.open({**setup, "acceptance.fallback": fallback})
     HostileRule.mode = mode
-    add_all(engine, repeats=True)
     with caplog.at_level(logging.ERROR):
-        ends = drained(engine)
-    assert texts(ends) == repeated
+        assert texts(served(engine, repetition_penalty=0.5)) == house.repeated
     assert Remembering.asked
     if not mode.startswith("writes"):
-        assert "acceptance component" in caplog.text
-        assert (
-            f"support.strategies.hostile_sampling:{'HostileDistributions' if setup is DISTRIBUTIONS else 'HostileRule'}"
-            in caplog.text
-        )
+        assert f'acceptance component "{setup["acceptance.name"]}"' in caplog.text.replace("'", '"')
         assert ("its fallback takes over" if fallback else "No draft stands from now on") in caplog.text
         assert engine.totals.num_drafters_quarantined == (not fallback)
     engine.close()
@@ -218,38 +198,33 @@ def test_a_rule_that_errs_changes_no_text_and_is_named(
 
 @pytest.mark.parametrize("mode", HostileDistributions.LAST_MODES)
 def test_a_distribution_of_the_last_token_that_is_none_changes_no_text_and_is_named(
-    model: Path, repeated: dict[str, list[int]], mode: str, caplog: pytest.LogCaptureFixture
+    house: House, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = make(model, DISTRIBUTIONS)
     HostileDistributions.last_mode = mode
-    add_all(engine, repeats=True)
     with caplog.at_level(logging.ERROR):
-        assert texts(drained(engine)) == repeated
-    assert "support.strategies.hostile_sampling:HostileDistributions" in caplog.text
+        assert house.texts(DISTRIBUTIONS, repetition_penalty=0.5) == house.repeated
+    assert f"{HERE}HostileDistributions" in caplog.text
+
+
+@pytest.mark.parametrize("setup", [RULE, DISTRIBUTIONS], ids=["tokens", "distributions"])
+def test_rules_that_do_right_stay(house: House, setup: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    assert house.texts(setup, repetition_penalty=0.5) == house.repeated
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("noun", ["fallback", "name"])
+def test_a_rule_that_reads_distributions_is_refused_beside_a_sampler_that_gives_none(house: House, noun: str) -> None:
+    with pytest.raises(CapabilityError, match=rf"\[acceptance\] {noun} = .*HostileDistributions"):
+        house.open({**SAMPLER, **DRAFTED, f"acceptance.{noun}": f"{HERE}HostileDistributions"})
+
+
+def test_synthetic_acceptance_makes_steps_as_long_as_it_is_told(house: House) -> None:
+    setup = {**DRAFTED, "draft_length.name": "fixed", "acceptance.name": "synthetic"}
+    engine = house.open({**setup, "acceptance.synthetic.mean_tokens": 4.0})
+    ends = served(engine, max_tokens=16)
+    assert {len(tokens) for tokens in texts(ends).values()} == {16}
+    assert engine.totals.num_steps <= 7  # a prefill, then four tokens a step
     engine.close()
-
-
-def test_rules_that_do_right_stay(
-    model: Path, repeated: dict[str, list[int]], caplog: pytest.LogCaptureFixture
-) -> None:
-    for setup in (RULE, DISTRIBUTIONS):
-        engine = make(model, setup)
-        add_all(engine, repeats=True)
-        with caplog.at_level(logging.ERROR):
-            assert texts(drained(engine)) == repeated
-        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-        engine.close()
-
-
-def test_a_fallback_rule_that_reads_distributions_is_refused_beside_a_sampler_that_gives_none(model: Path) -> None:
-    with pytest.raises(
-        CapabilityError,
-        match=r"\[acceptance\] fallback = 'support.strategies.hostile_sampling:HostileDistributions'.*does not provide them",
-    ):
-        make(
-            model,
-            {**SAMPLER, **DRAFTED, "acceptance.fallback": "support.strategies.hostile_sampling:HostileDistributions"},
-        )
 
 
 # ------------------------------------------------------------------------------------------------ processors
@@ -258,35 +233,37 @@ def test_a_fallback_rule_that_reads_distributions_is_refused_beside_a_sampler_th
 @pytest.mark.parametrize("drafted", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("mode", HostileProcessor.MODES)
 def test_what_a_processor_does_wrong_ends_the_sequence_that_asked_for_it_with_its_name(
-    model: Path, plain: dict[str, list[int]], mode: str, drafted: bool
+    house: House, mode: str, drafted: bool
 ) -> None:
-    engine = make(model, {**PROCESSOR, **(DRAFTED if drafted else {})})
+    engine, asks = house.open({**PROCESSOR, **(DRAFTED if drafted else {})}), {"logits_processors": {"hostile": {}}}
     HostileProcessor.mode = mode
-    add_all(engine, logits_processors={"hostile": {}})
-    ends = drained(engine)
-    assert without_victim(texts(ends)) == without_victim(plain)
+    ends = served(engine, asks)
+    assert without_victim(texts(ends)) == without_victim(house.plain)
     if mode == HostileProcessor.HARMLESS:
         assert ends["victim"].token_ids.tolist() == [0] * NUM_TOKENS
     else:
-        assert 'logits processor "support.strategies.hostile_sampling:HostileProcessor"' in ends["victim"].error
+        assert f'logits processor "{HERE}HostileProcessor"' in ends["victim"].error
     assert engine.totals.num_failed_steps == 0
     HostileProcessor.mode = ""
-    add_all(engine, " again", logits_processors={"hostile": {}})
-    assert texts(drained(engine)) == {f"{name} again": text for name, text in plain.items()}
+    assert texts(served(engine, asks)) == house.plain
     engine.close()
 
 
-def test_parameters_that_leave_no_token_end_their_request_and_cost_no_other_a_step(
-    model: Path, plain: dict[str, list[int]]
-) -> None:
-    engine = make(model, {})
-    add_all(engine, allowed_token_ids=(4,), bad_words_ids=((4,),))
-    num_steps, ends = 0, {}
-    while engine.has_work:
-        num_steps += 1
-        ends |= {end.request_id: end for end in engine.step().finished}
+def test_a_request_whose_processors_take_no_drafts_is_not_drafted_for(house: House) -> None:
+    setup = {
+        "sampling.standard.processors": ["support.strategies.unsafe_parts:CountsCalls"],
+        "engine.async_scheduling": False,
+    }
+    asks = {"logits_processors": {"counts_calls": {}}}
+    assert house.texts({**setup, **DRAFTED}, special=asks) == house.texts(setup, special=asks)
+    assert Remembering.asked == {"three", "nine"}
+
+
+def test_parameters_that_leave_no_token_end_their_request_and_cost_no_other_a_step(house: House) -> None:
+    engine = house.open({})
+    ends = served(engine, {"allowed_token_ids": (4,), "bad_words_ids": ((4,),)})
     assert "allowed_token_ids and bad_words" in ends["victim"].error
-    assert texts(ends) == without_victim(plain)
+    assert texts(ends) == without_victim(house.plain)
     assert engine.totals.num_failed_steps == engine.totals.num_recomputed_tokens == 0
-    assert num_steps <= NUM_TOKENS + 2
+    assert engine.totals.num_steps <= NUM_TOKENS + 2
     engine.close()

@@ -58,12 +58,13 @@ if ON_CUDA:
     SHAPES["graphs"] = {**SHAPES["padded"], "backend.torch.graphs": "buckets", "engine.warmup": True}
 AXES = {
     "drafter": tuple(DRAFTERS),
-    "rule": ("match", "token", "block", "tree"),
+    "rule": ("match", "token", "block", "tree", "typical"),
     "k": ("1", "3", "7"),
     "length": ("fixed", "goodput"),
     "budget": ("7", "64", "2048"),
     "prefix": ("on", "off"),
     "shape": tuple(SHAPES),
+    "attention": ("auto", "sdpa"),
     "policy": ("fair_share", "fcfs", "priority", "shortest_first", "prefill_first"),
 }
 
@@ -90,6 +91,7 @@ def overrides(case: Case) -> dict[str, Any]:
         "draft_length.name": case["length"],
         "engine.max_num_batched_tokens": int(case["budget"]),
         "cache.prefix_caching": case["prefix"] == "on",
+        "backend.torch.attention": case["attention"],
         **SHAPES[case["shape"]],
         "scheduling.name": case["policy"],
     }
@@ -187,7 +189,7 @@ def seeded() -> dict[str, tuple[SamplingParams, list[list[int]]]]:
 def drafting(request: pytest.FixtureRequest) -> Iterator[Any]:
     """An engine with a drafter and the rule ``match``, for every kind of request."""
     case = {"drafter": request.param, "rule": "match", "k": "3", "length": "fixed", "budget": "64", "prefix": "on"}
-    with opened(overrides({**case, "shape": "ragged", "policy": "fcfs"})) as engine:
+    with opened(overrides({**case, "shape": "ragged", "attention": "auto", "policy": "fcfs"})) as engine:
         yield engine
 
 

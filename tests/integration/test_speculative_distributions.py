@@ -6,15 +6,12 @@ million to fail by accident; seeds are fixed, so that a test that passes once pa
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from statistics import NormalDist
-
 import attrs
 import numpy as np
 import pytest
 import torch
 
+from support.chi_square import chi_square_fails
 from trencadis.interfaces import AcceptanceRule, Verification
 from trencadis_plugins.acceptance.block import Block
 from trencadis_plugins.acceptance.match import Match
@@ -25,7 +22,6 @@ from trencadis_plugins.sampling.drawing import draw, num_times
 from trencadis_plugins.sampling.philox import Purpose, RowNumbers
 from trencadis_torch.verify import verify_drafts
 
-ALPHA = 1e-6
 POSITION = 41
 """Of the newest token."""
 
@@ -34,28 +30,6 @@ POSITION = 41
 def _small_blocks(monkeypatch) -> None:
     """The same draw, without 500 numbers for each token that is not there."""
     monkeypatch.setattr("trencadis_plugins.sampling.drawing.BLOCK_SIZE", 8)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
-def chi_square_fails(cells: torch.Tensor, distribution: np.ndarray) -> bool:
-    """Whether chi-square rejects the distribution; rare cells are taken together. Critical value after Wilson and Hilferty, 1931."""
-    counts = np.bincount(cells.numpy(), minlength=len(distribution)).astype(float)
-    assert not counts[distribution == 0].any(), "impossible texts were emitted"
-    order = np.argsort(distribution)
-    counts, expected = counts[order], distribution[order] * len(cells)
-    num_rare = int((expected.cumsum() < 20).sum()) + 1
-    counts = np.append(counts[:num_rare].sum(), counts[num_rare:])
-    expected = np.append(expected[:num_rare].sum(), expected[num_rare:])
-    freedom, spread = len(counts) - 1, 2 / (9 * (len(counts) - 1))
-    critical = freedom * (1 - spread + NormalDist().inv_cdf(1 - ALPHA) * math.sqrt(spread)) ** 3
-    return bool(((counts - expected) ** 2 / expected).sum() > critical)
 
 
 def tables(seed: int, vocab_size: int, depth: int) -> list[torch.Tensor]:
@@ -164,11 +138,8 @@ def distribution_of_texts(target: list[torch.Tensor]) -> np.ndarray:
     return distribution.numpy()
 
 
-def cells_of(text: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    cells = torch.zeros(len(text), dtype=torch.int64)
-    for column in text.t():
-        cells = cells * vocab_size + column
-    return cells
+def cells_of(text: torch.Tensor, vocab_size: int) -> np.ndarray:
+    return text.numpy() @ vocab_size ** np.arange(text.shape[1] - 1, -1, -1)
 
 
 @pytest.mark.representatives(1, ci=2)
@@ -180,7 +151,7 @@ def test_texts_with_drafts_have_the_distribution_of_the_model(rule, vocab_size, 
     assert not chi_square_fails(cells_of(found[:, :2], vocab_size), distribution_of_texts(target[:2]))
     for place in range(length):
         distribution = distribution_of_texts(target[: place + 1]).reshape(-1, vocab_size).sum(0)
-        assert not chi_square_fails(found[:, place], distribution)
+        assert not chi_square_fails(found[:, place].numpy(), distribution)
 
 
 class WarmerDrafter(Token):
@@ -203,7 +174,7 @@ def test_a_small_fault_would_be_found():
     rows = torch.arange(58_000)
     text = torch.zeros((58_000, 2), dtype=torch.int64)
     found, _ = step(WarmerDrafter(), text, rows, 0, 1, [*target, tables(1, 8, 1)[1]], proposal, fresh=True)
-    assert chi_square_fails(found[:, 0], exact)
+    assert chi_square_fails(found[:, 0].numpy(), exact)
 
 
 @pytest.mark.nightly
@@ -245,7 +216,7 @@ def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
     found, lengths = emitted_by(
         Tree(), keyed, tokens, torch.tensor([parents]).expand(count, -1), distributions, is_linear=False
     )
-    assert not chi_square_fails(found[:, 0], target[0].double().numpy())
+    assert not chi_square_fails(found[:, 0].numpy(), target[0].double().numpy())
     longer = lengths > 1
     assert longer.double().mean() > 0.5
     going_on = torch.where(
@@ -263,7 +234,7 @@ def test_numbers_of_drafts_of_acceptance_and_of_what_follows_do_not_depend_on_ea
     for i, one in enumerate(numbers):
         for other in numbers[:i]:
             pairs = (one * 16).long() * 16 + (other * 16).long()
-            assert not chi_square_fails(pairs, np.full(256, 1 / 256))
+            assert not chi_square_fails(pairs.numpy(), np.full(256, 1 / 256))
 
 
 def test_what_is_impossible_is_never_accepted_and_what_is_certain_always():

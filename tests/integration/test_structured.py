@@ -1,9 +1,11 @@
-"""Structured output through whole engines: with drafts, preemption, prefix caching, several choices, stop strings, other layouts."""
+"""Structured output through whole engines: with drafts, preemption, prefix caching, several choices, stop strings, other layouts.
+
+Each kind of grammar, and what is refused: ``tests/plugins/trencadis_plugins/sampling``.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import types
@@ -13,15 +15,12 @@ from typing import Any
 
 import pytest
 
-from support.devices import cpu_only
 from support.tokenizer_zoo import ZOO
 from trencadis import LLM, SamplingParams, StructuredOutput
-from trencadis.errors import InvalidRequestError
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component
-from trencadis.records import FinishReason, RowStart
+from trencadis.records import FinishReason
 from trencadis.registry.startup import load_with_plugins
-from trencadis_plugins.sampling.structured import Structured
 from trencadis_testing.doubles import ScriptedSpeculator
 
 SCHEMA = {
@@ -186,29 +185,6 @@ def test_a_stop_string_cuts_the_text_where_it_occurs(llm: LLM) -> None:
     assert re.fullmatch("[A-Z][a-z ]{3,20}", output.outputs[0].text)
 
 
-@pytest.mark.slow
-def test_a_prompt_that_is_cached_changes_nothing(llm: LLM, expected: Any) -> None:
-    assert texts_of(llm, JOBS[:4]) == expected[:4]
-    (output,) = llm.generate([JOBS[0][0]], JOBS[0][1])
-    assert output.num_cached_tokens > 0
-
-
-@pytest.mark.parametrize(
-    ("wanted", "words"),
-    [
-        (StructuredOutput.regex("(a"), "unclosed group"),
-        (StructuredOutput.json_schema({"type": "objct"}), "objct"),
-        (StructuredOutput.grammar("start: nothing"), "nothing"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_before_anything_runs(llm: LLM, wanted: StructuredOutput, words: str) -> None:
-    with pytest.raises(InvalidRequestError, match=words):
-        llm.generate(PROMPTS[0], SamplingParams(structured=wanted))
-
-
-# ------------------------------------------------------------------------------------------------- other tokenizers
-
-
 @pytest.mark.representatives(4)
 @pytest.mark.parametrize("name", ["llama2", "gpt2_prefix_space", "lowercase", "nfkc"])
 def test_a_tokenizer_that_changes_a_prompt_writes_the_text_that_was_asked_for(name: str, tmp_path: Path) -> None:
@@ -226,121 +202,6 @@ def test_a_tokenizer_that_changes_a_prompt_writes_the_text_that_was_asked_for(na
     assert other_form == "Abc ﬁ"
     assert json.loads(enum) in ("Ann", "ÉA")
     assert re.fullmatch("The sea: [A-C]{2}", regex)
-
-
-def test_a_tokenizer_that_cannot_be_proven_is_refused_in_words_and_serves_the_rest(tmp_path: Path) -> None:
-    with open_llm(model__tokenizer=ZOO["gpt1"].make(tmp_path)) as other:
-        with pytest.raises(InvalidRequestError, match=r"tokens .* have the bytes .* and the tokenizer decodes"):
-            other.generate("the sea", SamplingParams(structured=WANTED[2]))
-        (output,) = other.generate(["the sea"], SamplingParams(max_tokens=3))
-        assert output.outputs[0].finish_reason is FinishReason.LENGTH
-
-
-# ------------------------------------------------------------------------------------------------- planted faults
-
-
-def _loses_the_row(processor: Structured, start: RowStart) -> None:
-    """A state that is not kept: the row asks, and has nothing to be kept to."""
-
-
-def _gets_a_spent_state(processor: Structured, start: RowStart) -> None:
-    TAKE(processor, start)
-    row = processor._rows[start.row]
-    row.ahead.result()
-    row.position, state = -1, row.state
-    state._matcher.consume_token(4000)  # forbidden: from now on the library knows nothing of the text
-
-
-TAKE = Structured._take
-
-
-@pytest.mark.representatives(2)
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [(_loses_the_row, "what this request asks for is lost"), (_gets_a_spent_state, "structured output")],
-)
-def test_a_grammar_that_is_lost_ends_its_request_in_words_and_no_other(
-    fault: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_llm() as damaged:
-        free = ("The sea", SamplingParams(temperature=0.0, max_tokens=4))
-        expected = texts_of(damaged, [free])
-        monkeypatch.setattr(Structured, "_take", fault)
-        params = SamplingParams(structured=StructuredOutput.regex("[a-z]{30}"), max_tokens=20)
-        outputs = damaged.generate([PROMPTS[0], free[0]], [params, free[1]])
-        monkeypatch.undo()
-        assert texts_of(damaged, [free]) == expected
-    lost, other = (output.outputs[0] for output in outputs)
-    assert lost.finish_reason in (FinishReason.ERROR, FinishReason.INVALID)
-    assert words in (outputs[0].error or "")
-    assert (other.text, other.finish_reason) == (expected[0][0], FinishReason.LENGTH)
-
-
-# ------------------------------------------------------------------------------------------------- on Gaudi
-
-
-@pytest.fixture
-def letters_model(tmp_path: Path) -> Path:
-    """A tiny model whose tokens are the ASCII characters."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from support.backends import tiny_models
-
-    path = tiny_models.save_model("llama", tmp_path)
-    special = ["<pad>", "<bos>", "<eos>"]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    printable = [one for one in letters if one.isascii()]
-    names = [*special, *printable, *[one for one in letters if not one.isascii()]][: tiny_models.VOCAB_SIZE]
-    fast = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
-    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    ).save_pretrained(str(path))
-    return Path(path)
-
-
-@pytest.fixture
-def _environment_as_before() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-
-
-@cpu_only
-@pytest.mark.slow
-@pytest.mark.usefixtures("_environment_as_before")
-def test_a_device_that_compiles_compiles_nothing_for_it_and_writes_the_same(
-    letters_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from support.backends import gaudi_engines
-
-    wanted: list[StructuredOutput] = [
-        StructuredOutput.regex("[a-z]{1,6}"),
-        StructuredOutput.choice(["yes", "no"]),
-        StructuredOutput.json_schema({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}),
-    ]
-    kinds: tuple[dict[str, Any], ...] = (
-        *({"structured": one, "temperature": temperature} for one in wanted for temperature in (0.0, 1.0)),
-        {"temperature": 0.9},
-    )
-    monkeypatch.setattr(gaudi_engines, "_KINDS", kinds)
-    texts: dict[str, dict[str, list[int]]] = {}
-    options: dict[str, dict[str, Any]] = {"gaudi": {"emulated_frozen": True}, "torch": {"device": "cpu"}}
-    for backend, table in options.items():
-        engine = gaudi_engines.open_engine(letters_model, backend=backend, **table)
-        served = gaudi_engines.serve(engine, 5, num_requests=20)
-        assert {one.error for one in served.values()} <= {""}
-        assert engine.totals.num_failed_steps == 0
-        if backend == "gaudi":
-            assert engine.totals.num_compilations == engine.totals.num_unprepared == 0
-        engine.close()
-        texts[backend] = {
-            name: one.token_ids.tolist() for name, one in served.items() if one.finish_reason is not FinishReason.ABORT
-        }
-    assert texts["gaudi"] == texts["torch"]
-    assert sum(2 in ids for ids in texts["torch"].values()) > 5
 
 
 def test_a_grammar_that_becomes_too_complex_ends_its_own_text_alone(llm: LLM, expected: Any) -> None:
