@@ -43,7 +43,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("places")
     (folder / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-08-01 09:00:00.120,374,44\n")
     model = tiny_models.save_model("llama", folder)
-    return {"TRACE": str(folder / "trace.csv"), "MODEL": str(model), "FILE": str(folder / "buckets.txt")}
+    return {"<TRACE>": str(folder / "trace.csv"), "<MODEL>": str(model), "<FILE>": str(folder / "buckets.txt")}
 
 
 @pytest.mark.representatives(4, ci=len(MESSAGES))
@@ -53,10 +53,10 @@ def test_a_bad_setting_is_named_with_its_source_and_a_remedy(
 ) -> None:
     command, *flags = row["command"].split()
     if "file" in row:
-        monkeypatch.setenv("VLLM_BUCKETING_FROM_FILE", places["FILE"])
-        Path(places["FILE"]).unlink(missing_ok=True)
+        monkeypatch.setenv("VLLM_BUCKETING_FROM_FILE", places["<FILE>"])
+        Path(places["<FILE>"]).unlink(missing_ok=True)
         if row["file"] is not None:
-            Path(places["FILE"]).write_bytes(row["file"].encode("utf-8", "surrogatepass"))
+            Path(places["<FILE>"]).write_bytes(row["file"].encode("utf-8", "surrogatepass"))
     expected = row["says"]
     for word, path in places.items():
         flags = [flag.replace(word, path) for flag in flags]

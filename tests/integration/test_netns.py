@@ -13,12 +13,6 @@ import pytest
 from support.netns import Host, hosts
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[Host, ...]]:
-    with hosts(2) as made:
-        yield made
-
-
 @contextlib.contextmanager
 def connected(pair: tuple[Host, ...]) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Have a connection from the first host to the second."""
@@ -33,45 +27,17 @@ def connected(pair: tuple[Host, ...]) -> Iterator[tuple[socket.socket, socket.so
         yield near, far
 
 
-def receive(far: socket.socket, num_bytes: int) -> None:
-    while num_bytes:
-        part = far.recv(min(num_bytes, 65536))
-        assert part, "the connection ended"
-        num_bytes -= len(part)
-
-
-def test_hosts_reach_each_other_and_nobody_else(pair: tuple[Host, ...]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as outside:
-        address = outside.getsockname()
-        with connected(pair) as (near, far):
-            near.sendall(b"hello")
-            receive(far, 5)
-        with pair[0].entered(), pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address, timeout=5)
-        socket.create_connection(address, timeout=5).close()
-
-
-def test_threads_are_where_they_were_started(pair: tuple[Host, ...]) -> None:
-    seen = []
-
-    def look() -> None:
-        seen.append([name for _, name in socket.if_nameindex()])
-
-    with pair[0].entered():
-        inside = threading.Thread(target=look)
-        inside.start()
-    outside = threading.Thread(target=look)
-    inside.join()
-    outside.start()
-    outside.join()
-    assert "eth0" in seen[0]
-    assert seen[1] == [name for _, name in socket.if_nameindex()]
-
-
-def test_pulled_cable_says_nothing_and_what_was_sent_comes_when_it_is_back(pair: tuple[Host, ...]) -> None:
-    with connected(pair) as (near, far):
-        pair[1].unplug()
+def test_hosts_reach_each_other_and_nobody_else_and_cables_do_what_they_are_told() -> None:
+    with hosts(2) as pair, socket.create_server(("127.0.0.1", 0)) as outside, connected(pair) as (near, far):
         near.sendall(b"hello")
+        assert far.makefile("rb").read(5) == b"hello"
+        with pair[0].entered(), pytest.raises(ConnectionRefusedError):
+            socket.create_connection(outside.getsockname(), timeout=5)
+        socket.create_connection(outside.getsockname(), timeout=5).close()
+
+        # A pulled one says nothing, and what was sent comes when it is back.
+        pair[1].unplug()
+        near.sendall(b"again")
         far.settimeout(0.2)
         with pytest.raises(TimeoutError):
             far.recv(5)
@@ -79,20 +45,29 @@ def test_pulled_cable_says_nothing_and_what_was_sent_comes_when_it_is_back(pair:
             socket.create_connection((pair[1].address, 9), timeout=0.2)
         pair[1].plug_in()
         far.settimeout(5)
-        receive(far, 5)
+        assert far.makefile("rb").read(5) == b"again"
 
-
-def test_slow_cable_is_as_slow_as_it_says(pair: tuple[Host, ...]) -> None:
-    num_bytes = 200_000
-    with connected(pair) as (near, far):
+        # A slow one is as slow as it says.
+        num_bytes = 200_000
         pair[1].slow_down("8mbit")
         before, start_s = pair[1].num_received(), time.monotonic()
         sender = threading.Thread(target=near.sendall, args=(bytes(num_bytes),))
         sender.start()
-        receive(far, num_bytes)
+        assert len(far.makefile("rb").read(num_bytes)) == num_bytes
         sender.join()
         assert time.monotonic() - start_s > 0.8 * (num_bytes - 16384) / 1e6
         assert pair[1].num_received() - before >= num_bytes
         pair[1].set_quick()
-        near.sendall(b"hello")
-        receive(far, 5)
+
+
+def test_threads_are_where_they_were_started() -> None:
+    seen: list[list[str]] = []
+    with hosts(1) as (host,):
+        look = lambda: seen.append([name for _, name in socket.if_nameindex()])  # noqa: E731
+        with host.entered():
+            inside = threading.Thread(target=look)
+            inside.start()
+        inside.join()
+    look()
+    assert "eth0" in seen[0]
+    assert seen[1] != seen[0]

@@ -10,81 +10,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import attrs
 import pytest
 
 from trencadis.caches import cache_directory
 
-CODE = """
-import json, sys
-from trencadis.cli import main
-code = main(["generate", "--backend.name", "torch", "--no-stream", "--json", "--max-tokens", "1", "--log.level", "info", "Hello"])
-print(json.dumps({"code": code, "modules": sorted({name.partition(".")[0] for name in sys.modules})}))
-"""
-SERVERS = ("fastapi", "starlette", "uvicorn", "pydantic", "opentelemetry", "zmq")
-NOT_CHOSEN = ("redis", "ray", "lmcache", "nixl", "mooncake", "llguidance", "xgrammar", "prometheus_client")
-NOT_FOR_TEXT = ("torchvision", "torchaudio", "sklearn", "sentence_transformers", "matplotlib", "pandas", "datasets")
-ROUNDED_S = 0.05
-
-
-@attrs.frozen
-class Started:
-    """What a process that generated one token had imported, and its log."""
-
-    modules: frozenset[str]
-    log: str
-
-    def phases(self, logger: str, what: str) -> tuple[float, Mapping[str, float]]:
-        """Return the whole and its parts, seconds, as one line of the log has them."""
-        (line,) = re.findall(rf"INFO {re.escape(logger)}: {what} took (.*)\.$", self.log, re.MULTILINE)
-        whole, _, parts = line.partition(" s: ")
-        pairs = (part.removesuffix(" s").rsplit(" ", 1) for part in parts.split(", "))
-        return float(whole), {name: float(took_s) for name, took_s in pairs}
-
-
-@pytest.fixture(scope="module")
-def started() -> Started:
-    result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    last = json.loads(result.stdout.splitlines()[-1])
-    assert last["code"] == 0
-    return Started(frozenset(last["modules"]), result.stderr)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [SERVERS, NOT_CHOSEN, NOT_FOR_TEXT], ids=["servers", "not chosen", "not for text"])
-def test_generating_imports_nothing_that_it_does_not_need(started: Started, names: tuple[str, ...]) -> None:
-    assert {"torch", "transformers"} <= started.modules
-    assert not started.modules & set(names)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("logger", "what", "names"),
-    [
-        (
-            "trencadis.torch",
-            "Loading",
-            ["imports", "weights", "kernels", "check", "packing"],
-        ),
-        ("trencadis.engine", "The engine", ["components", "backend and model", "strategies", "cache and warm-up"]),
-    ],
-)
-def test_the_log_says_what_start_up_took_without_gaps(
-    started: Started, logger: str, what: str, names: list[str]
-) -> None:
-    whole, parts = started.phases(logger, what)
-    assert list(parts) == names
-    assert sum(parts.values()) == pytest.approx(whole, abs=ROUNDED_S * (len(parts) + 1) + 1e-9)
-
-
-def test_loading_is_a_part_of_making_the_engine(started: Started) -> None:
-    whole, _ = started.phases("trencadis.torch", "Loading")
-    assert 0 < whole <= started.phases("trencadis.engine", "The engine")[1]["backend and model"] + 2 * ROUNDED_S
-
-
 WATCHED = """
-import sys, time
+import json, sys, time
 import trencadis.startup as startup
 from trencadis.__main__ import main
 close = startup.Ledger.close
@@ -92,25 +23,25 @@ def closed(ledger):
     was_open = close(ledger)
     if was_open:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        print(now_s, sum(one.seconds for one in ledger.entries), *(f"{one.phase}={one.cached}" for one in ledger.entries), sep="|")
+        entries = [(one.phase, one.seconds, one.cached) for one in ledger.entries]
+        print(json.dumps([now_s, entries, sorted({name.partition(".")[0] for name in sys.modules})]))
     return was_open
 startup.Ledger.close = closed
 sys.argv = ["trencadis", "generate", "--no-stream", "--max-tokens", "1", "--log.level", "info", "Hello"]
 main()
 """
-PHASES = (
-    *(
-        "python",
-        "command",
-        "tokenizer",
-        "components",
-        "backend and model",
-        "imports",
-        "weights",
-        "kernels",
-    ),
+SERVERS = ("fastapi", "starlette", "uvicorn", "pydantic", "opentelemetry", "zmq")
+NOT_CHOSEN = ("redis", "ray", "lmcache", "nixl", "mooncake", "llguidance", "xgrammar", "prometheus_client")
+NOT_FOR_TEXT = ("torchvision", "torchaudio", "sklearn", "sentence_transformers", "matplotlib", "pandas", "datasets")
+ROUNDED_S = 0.05
+PHASES = [
+    *("python", "command", "tokenizer", "components", "backend and model", "imports", "weights", "kernels"),
     *("check", "packing", "strategies", "cache and warm-up"),
-)
+]
+PARTS = {
+    ("trencadis.torch", "Loading"): ["imports", "weights", "kernels", "check", "packing"],
+    ("trencadis.engine", "The engine"): ["components", "backend and model", "strategies", "cache and warm-up"],
+}
 
 
 def with_kernels(folder: Path) -> Path:
@@ -121,31 +52,55 @@ def with_kernels(folder: Path) -> Path:
     return folder / "cache"
 
 
+def started(variables: dict[str, str]) -> tuple[list[tuple[str, float, bool | None]], set[str], str]:
+    """Start a command; return the phases of its ledger, which add up to the time since then, modules it imported, and its log."""
+    began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    command = [sys.executable, "-c", WATCHED]
+    result = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    ended_s, phases, modules = json.loads(result.stdout.splitlines()[0])
+    took_s, whole_s = ended_s - began_s, sum(seconds for _, seconds, _ in phases)
+    # To start a process takes a moment, which is none of its own; the system counts in hundredths.
+    assert 0.98 * took_s - 0.5 <= whole_s <= took_s + 0.02
+    assert re.search(r"INFO trencadis\.engine: The start took \d+\.\d\d s: python \d", result.stderr)
+    return phases, set(modules), result.stderr
+
+
+def parts_of(log: str, logger: str, what: str) -> tuple[float, Mapping[str, float]]:
+    """Return the whole and its parts, seconds, as one line of the log has them."""
+    (line,) = re.findall(rf"INFO {re.escape(logger)}: {what} took (.*)\.$", log, re.MULTILINE)
+    whole, _, parts = line.partition(" s: ")
+    pairs = (part.removesuffix(" s").rsplit(" ", 1) for part in parts.split(", "))
+    return float(whole), {name: float(took_s) for name, took_s in pairs}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux says when a process started")
-@pytest.mark.parametrize("is_remembered", [False, True])
-def test_the_ledger_of_a_start_adds_up_to_the_time_since_the_process_started(
-    is_remembered: bool, tmp_path: Path
-) -> None:
-    variables = os.environ | {"TRENCADIS_CACHE__MODELS": "on" if is_remembered else "off"}
-    if is_remembered:
-        variables["XDG_CACHE_HOME"] = str(with_kernels(tmp_path))
-        subprocess.run([sys.executable, "-c", WATCHED], env=variables, capture_output=True, check=True)
-    began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    result = subprocess.run([sys.executable, "-c", WATCHED], env=variables, capture_output=True, text=True, check=False)
-    ended_s, whole_s, *phases = result.stdout.splitlines()[0].split("|")
-    took_s = float(ended_s) - began_s
-    # To start a process takes a moment, which is none of its own; the system counts in hundredths.
-    assert 0.98 * took_s - 0.5 <= float(whole_s) <= took_s + 0.02
-    names = tuple(phase.partition("=")[0] for phase in phases)
-    cached = [phase for phase in phases if not phase.endswith("=None")]
-    if is_remembered:
-        assert set(names) == {*PHASES} - {"check", "packing"}
-        assert cached == ["tokenizer=True", "kernels=True", "weights=True"]
-    else:
-        assert names == PHASES
-        assert cached in [["tokenizer=False", f"kernels={found}"] for found in (True, False)]
-    assert re.search(r"INFO trencadis\.engine: The start took \d+\.\d\d s: python \d", result.stderr)
+def test_a_start_imports_nothing_that_it_does_not_need_and_says_what_it_took_without_gaps() -> None:
+    phases, modules, log = started({"TRENCADIS_CACHE__MODELS": "off"})
+    assert {"torch", "transformers"} <= modules
+    assert not modules & {*SERVERS, *NOT_CHOSEN, *NOT_FOR_TEXT}
+    assert [name for name, *_ in phases] == PHASES
+    assert [name for name, _, cached in phases if cached is not None] == ["tokenizer", "kernels"]
+    for (logger, what), names in PARTS.items():
+        whole, parts = parts_of(log, logger, what)
+        assert list(parts) == names
+        assert sum(parts.values()) == pytest.approx(whole, abs=ROUNDED_S * (len(parts) + 1) + 1e-9)
+    loading_s, _ = parts_of(log, "trencadis.torch", "Loading")
+    assert 0 < loading_s <= parts_of(log, "trencadis.engine", "The engine")[1]["backend and model"] + 2 * ROUNDED_S
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux says when a process started")
+def test_the_second_start_of_a_model_says_what_was_remembered(tmp_path: Path) -> None:
+    variables = {"TRENCADIS_CACHE__MODELS": "on", "XDG_CACHE_HOME": str(with_kernels(tmp_path))}
+    started(variables)
+    phases, _, _ = started(variables)
+    assert {name for name, *_ in phases} == {*PHASES} - {"check", "packing"}
+    assert {name: cached for name, _, cached in phases if cached is not None} == {
+        "tokenizer": True,
+        "kernels": True,
+        "weights": True,
+    }
 
 
 # --------------------------------------------------------------------------------------- what commands do not import
@@ -173,13 +128,7 @@ atexit.register(note)
 
 
 def imported(arguments: list[str], cache: Path, notes: Path) -> tuple[frozenset[str], str]:
-    """Run a command as a user does; return the modules that it imported, in all its processes, and what it printed.
-
-    Args:
-        arguments: Of the command.
-        cache: The user's.
-        notes: A folder, made.
-    """
+    """Run a command as a user does; return the modules that it imported, in all its processes, and what it printed."""
     noted, variables = noting(cache, notes)
     result = subprocess.run(
         [sys.executable, "-m", "trencadis", *arguments], env=variables, capture_output=True, text=True, check=False
@@ -221,7 +170,8 @@ def test_help_is_said_the_second_time_without_importing_plugins(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["thread", "process"])
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize("placement", ["process", "thread"])
 def test_generating_from_a_decoder_imports_no_compiler_and_no_symbols(placement: str, tmp_path: Path) -> None:
     arguments = [*GENERATE, "--engine.placement", placement, "--cache.models", "off"]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
@@ -234,7 +184,8 @@ def test_generating_from_a_decoder_imports_no_compiler_and_no_symbols(placement:
     assert text == whole.stdout, "with everything that transformers imports the text is another one"
 
 
-@pytest.mark.parametrize("placement", ["thread", "process"])
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize("placement", ["process", "thread"])
 def test_generating_from_a_model_that_is_remembered_imports_nothing_of_transformers(
     placement: str, tmp_path: Path
 ) -> None:

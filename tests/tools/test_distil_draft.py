@@ -1,7 +1,6 @@
 """The trainer of the distilled draft model: what it learns from, and that it learns."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,6 @@ from demo import answers
 from demo.training import Budget, Shape
 
 VOCABULARY = 16
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def small_model(*, seed: int) -> "transformers.LlamaForCausalLM":
@@ -40,6 +31,7 @@ def test_an_answer_follows_its_prompt_and_no_token_ends_it(monkeypatch: pytest.M
     assert {len(text) for text in found} == {14}
 
 
+@pytest.mark.nightly
 def test_a_model_comes_to_say_what_the_target_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "BATCH_TOKENS", 64)
     monkeypatch.setattr(answers, "ROW_LENGTH", 16)

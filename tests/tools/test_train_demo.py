@@ -3,7 +3,7 @@
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,15 +28,6 @@ STORY = "\n\n".join(
 PLAY = "\n\n".join(f"MILLER:\nHow many sacks, {count}?\n\nWIFE:\nOne more than {count}." for count in range(60))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: on shared cores several wait for each other far longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the output of a two-step run on a story and a play of a few kilobytes."""
@@ -53,105 +44,88 @@ def load(folder: Path) -> tuple["transformers.LlamaForCausalLM", "transformers.P
 
 
 @pytest.mark.nightly
-class TestTrainer:
-    @pytest.mark.parametrize("name", ["target", "draft"])
-    def test_saved_model_has_tied_weights_and_the_tokenizers_vocabulary(self, trained: Path, name: str) -> None:
+def test_saved_models_have_tied_weights_one_tokenizer_its_end_and_losses_on_the_card(trained: Path) -> None:
+    for name in ("target", "draft"):
         model, tokenizer = load(trained / name)
         assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
         assert model.config.vocab_size == len(tokenizer)
-
-    @pytest.mark.parametrize("name", ["target", "draft"])
-    def test_end_token_is_known_to_model_generation_and_tokenizer(self, trained: Path, name: str) -> None:
-        model, tokenizer = load(trained / name)
         end = tokenizer.convert_tokens_to_ids("<|end|>")
         found = (model.config.eos_token_id, model.generation_config.eos_token_id, tokenizer.eos_token_id)
-        assert found == (end, end, end)
-        assert tokenizer.pad_token_id == end
+        assert (*found, tokenizer.pad_token_id) == (end, end, end, end)
+    assert all(0.0 < loss < 10.0 for loss in stated_losses(trained / "README.md"))
 
-    def test_prompt_gets_no_token_it_did_not_ask_for(self, trained: Path) -> None:
-        _, tokenizer = load(trained / "target")
-        assert tokenizer.decode(tokenizer.encode("The miller")) == "The miller"
 
-    def test_any_unicode_text_survives_the_tokenizer(self, trained: Path) -> None:
-        _, tokenizer = load(trained / "target")
-        text = " Trencadís \U0001f9e9 大\n\n\ttail "
+@pytest.mark.nightly
+def test_the_tokenizer_gives_texts_back_and_its_template_is_what_chats_were_trained_on(trained: Path) -> None:
+    _, tokenizer = load(trained / "target")
+    for text in ("The miller", " Trencadís \U0001f9e9 大\n\n\ttail "):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-    def test_chat_template_closes_turns_and_opens_the_reply(self, trained: Path) -> None:
-        _, tokenizer = load(trained / "target")
-        turns = [{"role": "system", "content": "You are Wife."}, {"role": "user", "content": " How many? "}]
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        assert text == "<|system|>You are Wife.<|end|><|user|>How many?<|end|><|assistant|>"
-
-    def test_training_chats_are_written_as_the_chat_template_writes_them(self, trained: Path) -> None:
-        _, tokenizer = load(trained / "target")
-        learnt = demo_corpus.render_chat([("MILLER", "How many?"), ("WIFE", "Two.")], with_system=True)
-        turns = [("system", "You are Wife."), ("user", "How many?"), ("assistant", "Two.")]
-        messages = [{"role": role, "content": content} for role, content in turns]
-        assert learnt + demo_corpus.END == tokenizer.apply_chat_template(messages, tokenize=False)
-
-    def test_card_states_the_held_out_loss_of_both_models(self, trained: Path) -> None:
-        target, draft = stated_losses(trained / "README.md")
-        assert 0.0 < target < 10.0
-        assert 0.0 < draft < 10.0
+    turns = [{"role": "system", "content": "You are Wife."}, {"role": "user", "content": " How many? "}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text == "<|system|>You are Wife.<|end|><|user|>How many?<|end|><|assistant|>"
+    learnt = demo_corpus.render_chat([("MILLER", "How many?"), ("WIFE", "Two.")], with_system=True)
+    answered = [*turns, {"role": "assistant", "content": "Two."}]
+    assert learnt + demo_corpus.END == tokenizer.apply_chat_template(answered, tokenize=False)
 
 
-class TestCheckpoints:
-    def test_resumed_run_ends_with_the_weights_of_the_unbroken_one(self, tmp_path: Path) -> None:
-        kept, halfway = tmp_path / "run.pt", tmp_path / "halfway.pt"
+def test_resumed_run_ends_with_the_weights_of_the_unbroken_one(tmp_path: Path) -> None:
+    kept, halfway = tmp_path / "run.pt", tmp_path / "halfway.pt"
 
-        def copy_first_checkpoint(line: str) -> None:
-            if line.startswith("step 4 ") and not halfway.exists():
-                shutil.copy(kept, halfway)
+    def copy_first_checkpoint(line: str) -> None:
+        if line.startswith("step 4 ") and not halfway.exists():
+            shutil.copy(kept, halfway)
 
-        unbroken = run(checkpoint=kept, log=copy_first_checkpoint)
-        resumed = run(checkpoint=halfway, log=lambda line: None)
-        pairs = zip(unbroken.model.parameters(), resumed.model.parameters(), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
-
-
-class TestCorpus:
-    def test_held_out_text_is_the_end_and_never_trained_on(self) -> None:
-        kept, held_out = demo_corpus.split_held_out([f"{number:04}" for number in range(100)])
-        assert [*kept, *held_out] == [f"{number:04}" for number in range(100)]
-        assert len(held_out) == 5
-
-    def test_hard_wrapped_prose_becomes_one_line_a_paragraph(self) -> None:
-        text = "It was well-\nnigh  dark,\nand--\nlate.\n\n          A verse\n          of two lines\n"
-        assert demo_corpus.clean_prose(text) == ["It was well-nigh dark, and--late.", "A verse\nof two lines"]
-
-    def test_folder_without_text_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match=r"no \.txt file"):
-            demo_corpus.load_corpus(tmp_path, seed=0)
+    unbroken = run(checkpoint=kept, log=copy_first_checkpoint)
+    resumed = run(checkpoint=halfway, log=lambda line: None)
+    pairs = zip(unbroken.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
-class TestShippedModels:
-    def test_all_files_together_stay_under_eighteen_megabytes(self) -> None:
-        total = sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file())
-        assert 0 < total <= LARGEST_TOTAL_BYTES
+def test_held_out_text_is_the_end_and_never_trained_on() -> None:
+    kept, held_out = demo_corpus.split_held_out([f"{number:04}" for number in range(100)])
+    assert [*kept, *held_out] == [f"{number:04}" for number in range(100)]
+    assert len(held_out) == 5
 
-    @pytest.mark.parametrize("name", ["target", "draft"])
-    def test_model_loads_without_a_network_and_continues_a_prompt(self, name: str) -> None:
-        model, tokenizer = load(DEMO / name)
-        ids = torch.tensor([tokenizer.encode("The old man looked at the sea and")])
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
-        words = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
-        assert re.search(r"[a-z]{2}", words)
 
-    def test_draft_shares_the_targets_tokenizer(self) -> None:
-        pair = [(DEMO / name / "tokenizer.json").read_bytes() for name in ("target", "draft")]
-        assert pair[0] == pair[1]
+def test_hard_wrapped_prose_becomes_one_line_a_paragraph() -> None:
+    text = "It was well-\nnigh  dark,\nand--\nlate.\n\n          A verse\n          of two lines\n"
+    assert demo_corpus.clean_prose(text) == ["It was well-nigh dark, and--late.", "A verse\nof two lines"]
 
-    @pytest.mark.slow
-    @pytest.mark.skipif(not CORPUS.is_dir(), reason="the training texts are not on this machine")
-    @pytest.mark.parametrize(("name", "column"), [("target", 0), ("draft", 1)])
-    @pytest.mark.nightly
-    def test_held_out_loss_is_what_the_card_says(self, name: str, column: int) -> None:
-        model, tokenizer = load(DEMO / name)
-        texts = demo_corpus.load_corpus(CORPUS, seed=0).held_out.values()
-        ids = [[token for text in passages for token in tokenizer.encode(text + "<|end|>")] for passages in texts]
-        measured = held_out_loss(model.float(), ids, fast=False).per_token
-        assert measured == pytest.approx(stated_losses(DEMO / "README.md")[column], abs=LOSS_TOLERANCE)
+
+def test_folder_without_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no \.txt file"):
+        demo_corpus.load_corpus(tmp_path, seed=0)
+
+
+def test_all_files_together_stay_under_eighteen_megabytes() -> None:
+    total = sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file())
+    assert 0 < total <= LARGEST_TOTAL_BYTES
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_model_loads_without_a_network_and_continues_a_prompt(name: str) -> None:
+    model, tokenizer = load(DEMO / name)
+    ids = torch.tensor([tokenizer.encode("The old man looked at the sea and")])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    words = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+    assert re.search(r"[a-z]{2}", words)
+
+
+def test_draft_shares_the_targets_tokenizer() -> None:
+    pair = [(DEMO / name / "tokenizer.json").read_bytes() for name in ("target", "draft")]
+    assert pair[0] == pair[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the training texts are not on this machine")
+@pytest.mark.parametrize(("name", "column"), [("target", 0), ("draft", 1)])
+@pytest.mark.nightly
+def test_held_out_loss_is_what_the_card_says(name: str, column: int) -> None:
+    model, tokenizer = load(DEMO / name)
+    texts = demo_corpus.load_corpus(CORPUS, seed=0).held_out.values()
+    ids = [[token for text in passages for token in tokenizer.encode(text + "<|end|>")] for passages in texts]
+    measured = held_out_loss(model.float(), ids, fast=False).per_token
+    assert measured == pytest.approx(stated_losses(DEMO / "README.md")[column], abs=LOSS_TOLERANCE)
 
 
 def run(*, checkpoint: Path, log: Callable[[str], None]) -> Trained:

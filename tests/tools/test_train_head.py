@@ -1,6 +1,5 @@
 """The trainer of the demo's head: what it computes is what is served, and it learns."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,6 @@ from demo.training import Budget
 from support.strategies.heads import reference_logprobs, save_verifier
 
 IDS = torch.arange(3, 97, 2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +43,7 @@ def test_unrolled_drafts_are_those_of_the_files_served(place: Path, tmp_path: Pa
             torch.testing.assert_close(logits[0, i].log_softmax(-1).double(), expected[IDS], atol=2e-3, rtol=0)
 
 
+@pytest.mark.nightly
 def test_a_head_comes_to_draft_what_the_target_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eagle, "ROW_LENGTH", 16)
     target = opened(place)

@@ -28,7 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_model_has_the_weights_that_its_shape_counts(cache: Path) -> None:
     from safetensors import safe_open
 
@@ -44,7 +44,7 @@ def test_a_trained_model_is_fetched_by_its_own_script(tmp_path: Path, monkeypatc
     assert list(files_of(SHAPES["smollm2-135m"], "hf", "fp32", tmp_path).iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prompts_of_a_trained_model_are_passages_of_text(cache: Path) -> None:
     beginning, text = token_ids(files_of(TINY, "hf", "fp32", cache))
     assert len(beginning) <= 1
@@ -70,16 +70,12 @@ def test_ours_and_transformers_do_the_same_work(
     assert command.main([*paths, *asked, "--model", "tiny", "--rounds", "2", "--threads", "1"]) == 0
     results = json.loads((tmp_path / "r.json").read_text())
     runs = results["runs"]
-    assert [(run["engine"], run["round"]) for run in runs] == [
-        ("ours", 0),
-        ("transformers", 0),
-        ("transformers", 1),
-        ("ours", 1),
-    ]
+    order = ["ours 0", "transformers 0", "transformers 1", "ours 1"]
+    assert [f"{run['engine']} {run['round']}" for run in runs] == order
     ours = [run for run in runs if run["engine"] == "ours"]
     assert all(run["leading_ratio"] == run["first_ratio"] == 1.0 for run in ours)
     assert not any("leading_ratio" in run for run in runs if run not in ours), (
-        "who is the reference is not held against itself"
+        "the reference is not held against itself"
     )
     assert all(run["cpu_s"] > 0 and run["wall_s"] > 0 for run in runs)
     assert [one["engine"] for one in results["unavailable"]] == ["openvino"]
@@ -109,15 +105,12 @@ def test_an_engine_that_makes_too_few_tokens_is_out() -> None:
         rounds._ask_run(Lazy(), asked, phase, seed=0)
 
 
-def test_prompts_are_the_same_for_all_and_new_in_each_round() -> None:
+def test_prompts_are_the_same_for_all_and_new_in_each_round_and_short_workloads_have_fewer_tokens() -> None:
     workload = WORKLOADS["streams8"]
     prompts = workload.prompts(seed=1, vocab_size=4096)
     assert prompts == workload.prompts(seed=1, vocab_size=4096) != workload.prompts(seed=2, vocab_size=4096)
     assert [len(prompt) for prompt in prompts] == [128] * 8
     assert all(5 <= token < 4096 for prompt in prompts for token in prompt)
-
-
-def test_the_short_workloads_are_the_same_ones_with_fewer_tokens() -> None:
     assert SHORT.keys() == WORKLOADS.keys()
     for name, short in SHORT.items():
         whole = WORKLOADS[name]
@@ -136,17 +129,16 @@ def test_what_is_scored_are_passages_after_what_the_model_expects_or_tokens_that
     assert [len(row) for row in drawn] == [10] * 3
 
 
-def test_each_mask_has_a_page_and_records_of_its_own() -> None:
+def test_each_mask_has_a_page_each_engine_a_reason_for_what_it_lacks_and_options_name_engine_setting_and_value() -> (
+    None
+):
     assert {"", *command.MASKS} == set(command.PAGES)
-    assert [command._arguments([]).table.name, command._arguments(["--instructions", "avx2"]).json.name] == [
-        "RESULTS.md",
-        "peers_avx2.json",
-    ]
-
-
-def test_an_engine_lacks_no_precision_without_a_reason() -> None:
+    names = [command._arguments([]).table.name, command._arguments(["--instructions", "avx2"]).json.name]
+    assert names == ["RESULTS.md", "peers_avx2.json"]
     for engine in ENGINES.values():
         assert {*engine.files, *engine.lacks} >= {*PRECISIONS, PUBLISHED}, engine.name
+    assert command.options_of("ours.engine.max_num_seqs=16") == ("ours", "engine.max_num_seqs", 16)
+    assert command.options_of("vllm.load_format=dummy") == ("vllm", "load_format", "dummy")
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, start_s: float) -> tuple[list[tuple[object, ...]], rounds.Findings]:
@@ -198,11 +190,6 @@ def test_engines_that_do_not_fit_together_are_measured_in_groups_with_ours_in_ea
     assert command.groups_of(engines[:2], TINY, 0) == [engines[:2]]
 
 
-def test_options_name_engine_setting_and_value() -> None:
-    assert command.options_of("ours.engine.max_num_seqs=16") == ("ours", "engine.max_num_seqs", 16)
-    assert command.options_of("vllm.load_format=dummy") == ("vllm", "load_format", "dummy")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -222,7 +209,7 @@ def test_bad_input_is_refused_with_what_is_possible(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_whose_maker_is_not_prepared_says_which(cache: Path) -> None:
     with pytest.raises(ModelError, match="the environment gguf that makes gguf files: not prepared"):
         files_of(TINY, "gguf", "int8", cache)

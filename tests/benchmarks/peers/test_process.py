@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,11 +70,28 @@ WANTED = {"model": "m", "threads": 1, "max_num_seqs": 2, "max_model_len": 8, "ma
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Iterator[DriverProcess]:
-    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
-    process = DriverProcess([sys.executable, "-c", DRIVER], env=env, log=tmp_path / "log", directory=tmp_path)
-    yield process
-    process.close()
+def start(tmp_path: Path) -> Iterator[Callable[[str], DriverProcess]]:
+    """Starts a driver of a program."""
+    env, started = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}, []
+
+    def make(program: str) -> DriverProcess:
+        command = [sys.executable, "-c", program]
+        started.append(DriverProcess(command, env=env, log=tmp_path / "log", directory=tmp_path))
+        return started[-1]
+
+    yield make
+    for process in started:
+        process.close()
+
+
+@pytest.fixture
+def driver(start: Callable[[str], DriverProcess]) -> DriverProcess:
+    return start(DRIVER)
+
+
+@pytest.fixture
+def engine(start: Callable[[str], DriverProcess]) -> DriverProcess:
+    return start(ENGINE)
 
 
 def alive(pid: int) -> bool:
@@ -89,14 +106,6 @@ def alive(pid: int) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[DriverProcess]:
-    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
-    process = DriverProcess([sys.executable, "-c", ENGINE], env=env, log=tmp_path / "log", directory=tmp_path)
-    yield process
-    process.close()
 
 
 def test_a_run_gives_tokens_and_its_times(engine: DriverProcess) -> None:
@@ -117,21 +126,17 @@ def test_an_engine_that_cannot_score_says_so_and_runs(engine: DriverProcess) -> 
     assert engine.ask("run", timeout_s=60, prompts=[[1]], output_len=1)["tokens"] == [[1]]
 
 
-def test_what_libraries_print_does_not_get_between_the_lines(driver: DriverProcess, tmp_path: Path) -> None:
-    driver.ask("load", timeout_s=60, chatter=True)
-    driver.ask("load", timeout_s=60)
+def test_what_libraries_print_and_what_fails_does_not_get_between_the_lines(
+    driver: DriverProcess, tmp_path: Path
+) -> None:
+    pid = driver.ask("load", timeout_s=60, chatter=True)["pid"]
+    for command, words in (("fail", "ValueError: nothing fits"), ("nonsense", "KeyError: 'nonsense'")):
+        with pytest.raises(DriverError, match=words):
+            driver.ask(command, timeout_s=60)
+    assert driver.ask("load", timeout_s=60)["pid"] == pid
     assert "and a native one" in (tmp_path / "log").read_text()
-
-
-def test_a_failure_is_told_in_its_own_words_and_the_driver_goes_on(driver: DriverProcess) -> None:
-    with pytest.raises(DriverError, match="ValueError: nothing fits"):
-        driver.ask("fail", timeout_s=60)
-    assert driver.ask("load", timeout_s=60)["reply"] == "load"
-
-
-def test_an_unknown_command_is_a_failure(driver: DriverProcess) -> None:
-    with pytest.raises(DriverError, match="KeyError: 'nonsense'"):
-        driver.ask("nonsense", timeout_s=60)
+    memory = driver.memory_bytes()
+    assert 2**20 < memory["rss"] <= memory["peak_rss"]
 
 
 def test_a_driver_that_dies_is_told_with_status_and_last_words(driver: DriverProcess) -> None:
@@ -141,27 +146,25 @@ def test_a_driver_that_dies_is_told_with_status_and_last_words(driver: DriverPro
         driver.ask("load", timeout_s=60)
 
 
-def test_a_driver_that_hangs_is_ended(driver: DriverProcess) -> None:
+def test_a_driver_that_hangs_is_ended_and_one_that_is_not_there_is_told(driver: DriverProcess, tmp_path: Path) -> None:
     pid = driver.ask("load", timeout_s=60)["pid"]
     with pytest.raises(DriverError, match=r"hang took more than 0\.2 s"):
         driver.ask("hang", timeout_s=0.2)
     assert not alive(pid)
+    with pytest.raises(DriverError, match="no-such-program cannot be run"):
+        DriverProcess(["no-such-program"], env={}, log=tmp_path / "log", directory=tmp_path)
 
 
 def test_cpu_time_counts_the_driver_and_its_workers(driver: DriverProcess) -> None:
     driver.ask("load", timeout_s=60)
+    before_s = driver.ended_cpu_s()
+    driver.ask("compile", timeout_s=60, seconds=0.3)
+    assert driver.ended_cpu_s() - before_s >= 0.3 - 3 / os.sysconf("SC_CLK_TCK"), "what has ended counts apart"
     assert 0.1 <= driver.ask("burn", timeout_s=60, seconds=0.2)["cpu_s"] < 5
     reply = driver.ask("burn", timeout_s=60, seconds=0.3, child=True)
     assert reply["cpu_s"] >= 0.2
     driver.close()
     assert not alive(reply["worker"])
-
-
-def test_what_the_driver_started_and_waited_for_is_counted_apart(driver: DriverProcess) -> None:
-    driver.ask("load", timeout_s=60)
-    before_s = driver.ended_cpu_s()
-    driver.ask("compile", timeout_s=60, seconds=0.3)
-    assert driver.ended_cpu_s() - before_s >= 0.3 - 3 / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_driver_that_is_paused_does_nothing_until_it_may_go_on(driver: DriverProcess) -> None:
@@ -174,14 +177,3 @@ def test_a_driver_that_is_paused_does_nothing_until_it_may_go_on(driver: DriverP
     driver.resume()
     driver.ask("burn", timeout_s=60, seconds=0.05)
     assert driver.cpu_s() >= before_s + 0.02
-
-
-def test_memory_is_resident_and_not_above_its_highest(driver: DriverProcess) -> None:
-    driver.ask("load", timeout_s=60)
-    memory = driver.memory_bytes()
-    assert 2**20 < memory["rss"] <= memory["peak_rss"]
-
-
-def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DriverError, match="no-such-program cannot be run"):
-        DriverProcess(["no-such-program"], env={}, log=tmp_path / "log", directory=tmp_path)

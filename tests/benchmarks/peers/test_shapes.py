@@ -25,17 +25,12 @@ def test_the_models_are_as_large_as_their_names_say(name: str, millions: float) 
     assert SHAPES[name].num_weights / 1e6 == pytest.approx(millions, abs=0.1)
 
 
-def test_decoding_one_sequence_reads_all_weights_and_a_cache_that_grows() -> None:
-    limit_s = decode_limit_s(TINY, SLOW_MEMORY, weight_bytes=4, num_sequences=1, context_len=10, num_steps=2)
+def test_decoding_reads_all_weights_and_a_cache_that_grows_or_is_bound_by_the_multipliers() -> None:
+    one = {"num_sequences": 1, "context_len": 10}
+    limit_s = decode_limit_s(TINY, SLOW_MEMORY, weight_bytes=4, num_steps=2, **one)
     assert limit_s == pytest.approx((2 * 4 * TINY.num_weights + (10 + 11) * 512) / 1e9)
-
-
-def test_int8_weights_are_a_quarter_to_read_and_the_cache_stays() -> None:
-    limit_s = decode_limit_s(TINY, SLOW_MEMORY, weight_bytes=1, num_sequences=1, context_len=10, num_steps=1)
+    limit_s = decode_limit_s(TINY, SLOW_MEMORY, weight_bytes=1, num_steps=1, **one)
     assert limit_s == pytest.approx((TINY.num_weights + 10 * 512) / 1e9)
-
-
-def test_decoding_many_sequences_is_bound_by_the_multipliers() -> None:
     limit_s = decode_limit_s(TINY, SLOW_MULTIPLY, weight_bytes=4, num_sequences=32, context_len=1, num_steps=1)
     assert limit_s == pytest.approx(2 * 32 * TINY.num_weights / 1e9 + 32 * 512 / 1e12)
 
