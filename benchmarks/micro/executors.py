@@ -28,12 +28,13 @@ from random_models import LLAMA_110M, save_random_model
 from trencadis.clock import SystemClock
 from trencadis.engine.build import build_engine
 from trencadis.interfaces import Executor
+from trencadis.link import Link
 from trencadis.records import Batch, Bucket, ParallelLayout, Pass, Phase, Request, SamplingParams, TableWrites
 from trencadis.registry import load_with_plugins
 from trencadis_plugins.executor.config import ProcessesConfig
 from trencadis_plugins.executor.inline import InlineExecutor
 from trencadis_plugins.executor.processes import ProcessesExecutor
-from trencadis_plugins.executor.ranks.link import Kind, RankLink
+from trencadis_plugins.executor.ranks.link import Kind, receive_messages, send_message
 from trencadis_plugins.executor.ranks.wire import decode_batch, encode_batch
 from trencadis_testing.engines import make_engine
 
@@ -139,11 +140,11 @@ def wire() -> dict[str, float]:
         writes = TableWrites(rows=none, columns=none, block_ids=none)
         batch = Batch(step=5, num_sequences=count, row_starts=(), table_writes=writes, passes=(one,))
         data = encode_batch(batch)
-        near, far = map(RankLink, socket.socketpair())
+        near, far = map(Link, socket.socketpair())
 
-        def exchange(near: RankLink = near, far: RankLink = far, data: bytes = data) -> None:
-            near.send(Kind.BATCH, 1, data)
-            far.receive()
+        def exchange(near: Link = near, far: Link = far, data: bytes = data) -> None:
+            send_message(near, Kind.BATCH, 1, data)
+            receive_messages(far)
 
         calls = {
             "encode": functools.partial(encode_batch, batch),

@@ -25,10 +25,10 @@ from typing import Any, Final
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
 from trencadis.interfaces import Backend
+from trencadis.link import Link, LinkClosedError
 from trencadis.records import ParallelLayout
 from trencadis_plugins.executor.config import RayConfig
 from trencadis_plugins.executor.ranks.executor import RanksExecutor
-from trencadis_plugins.executor.ranks.link import LinkClosedError, RankLink
 from trencadis_plugins.executor.ranks.rank import Rank
 from trencadis_plugins.executor.ranks.server import RankServer
 
@@ -97,9 +97,7 @@ class RayExecutor(RanksExecutor):
         self._avoided.clear()
         logger.info("%d ranks on %d nodes of the Ray cluster.", self.num_ranks, len(set(nodes)))
         return [
-            RayRank(
-                ray, rank, RankLink(links[rank]), actor, end, self._ray_config, node=node, silent_nodes=self._avoided
-            )
+            RayRank(ray, rank, Link(links[rank]), actor, end, self._ray_config, node=node, silent_nodes=self._avoided)
             for rank, (actor, end, node) in enumerate(zip(actors, ends, nodes, strict=True))
         ]
 
@@ -212,7 +210,7 @@ class RankActor:
         was_closed = threading.Event()
         threading.Thread(target=_end_with, args=(connection.dup(), was_closed), daemon=True).start()
         try:
-            RankServer(RankLink(connection), beat_s=_BEAT_S).run()
+            RankServer(Link(connection), beat_s=_BEAT_S).run()
         except LinkClosedError:
             os._exit(1)
         was_closed.set()
@@ -248,7 +246,7 @@ class RayRank(Rank):
         self,
         ray: Any,
         rank: int,
-        link: RankLink,
+        link: Link,
         actor: Any,
         end: Any,
         config: RayConfig,

@@ -1,6 +1,6 @@
-"""An engine in a process of its own, connected by ZeroMQ and msgspec; it behaves as an engine in this process does.
+"""An engine in a process of its own, connected by a pair of sockets and msgspec; it behaves as an engine in this process does.
 
-    Frontend ─▶ RemoteEngineClient ══ ipc socket ══▶ EngineWorker ─▶ Engine        (``python -m trencadis_remote.process``)
+    Frontend ─▶ RemoteEngineClient ══ sockets ══════▶ EngineWorker ─▶ Engine        (``python -m trencadis_remote.process``)
                      │    ▲                              │
                      │    └── StepOutputs, one per step ─┘
                      └── EngineProcess: starts the process, reports its end, kills it when it hangs

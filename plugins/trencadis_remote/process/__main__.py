@@ -1,4 +1,4 @@
-"""``python -m trencadis_remote.process``: the worker process. Started by :class:`trencadis_remote.process.process.EngineProcess`."""
+"""``python -m trencadis_remote.process FILE``: the worker process. Started by :class:`trencadis_remote.process.process.EngineProcess`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import faulthandler
 import gc
 import logging
 import os
-import shutil
 import signal
+import socket
 import sys
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.api import LEDGER
+from trencadis.link import wait_for_end
 from trencadis.processes import DUMP_SIGNAL
 from trencadis.startup import claim_process
+from trencadis_remote.process.channel import Channel
 from trencadis_remote.process.messages import FailedMessage, ReadyMessage, StartMessage
-from trencadis_remote.process.process import LENGTH
 from trencadis_remote.process.wire import as_error, decode_start, encode
 from trencadis_remote.watch.record_signal import ignore_record_signal, record_at_signal
 from trencadis_remote.watch.stall_watch import beat_s
-
-if TYPE_CHECKING:
-    from trencadis_remote.process.channel import Channel
 
 __all__ = ["NUM_HEAPS", "share_heaps"]
 
@@ -39,35 +36,36 @@ _M_ARENA_MAX: Final = -8
 logger = logging.getLogger("trencadis")
 
 
-def main() -> int:
-    """Build the engine of the ``StartMessage`` on standard input and serve its one client; returns the exit code."""
+def main(file: int) -> int:
+    """Build the engine of the ``StartMessage`` that comes through a socket and serve its one client; returns the exit code."""
     share_heaps()
     claim_process()
     LEDGER.is_part = True
     LEDGER.begin("command")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    source = _take_standard_streams()
+    end = socket.socket(fileno=file)
+    end.set_inheritable(False)
+    _take_standard_output()
     faulthandler.enable()
     if DUMP_SIGNAL is not None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
     ignore_record_signal()
-    start = decode_start(_read(source, LENGTH.unpack(_read(source, LENGTH.size))[0]))
+    threading.Thread(target=_end_with_parent, args=(end.dup(),), daemon=True).start()
+    channel = Channel(end)
+    start = decode_start(channel.receive_first())
     if start.activity_file >= 0:
         ACTIVITY.share(start.activity_file)
         os.close(start.activity_file)
     ACTIVITY.begin(EnginePhase.LOADING)
-    threading.Thread(target=_end_with_parent, args=(source, start.address), daemon=True).start()
     if start.python_path is None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = start.python_path
 
     from trencadis.log import configure_logging
-    from trencadis_remote.process.channel import Channel
 
     while_loading, level = start.log_levels
     configure_logging(level, start.tables.get("log", {}).get("format", "text"), loading=while_loading)
-    channel = Channel(start.address, binds=False)
     try:
         _serve(start, channel)
     except Exception as error:
@@ -118,35 +116,15 @@ def _serve(start: StartMessage, channel: Channel) -> None:
         engine.close()
 
 
-def _take_standard_streams() -> int:
-    """Return the descriptor of standard input, and redirect both standard streams for everything that runs here.
-
-    What is printed goes to standard error. The copy of standard output is closed by this process's end, and so tells the parent.
-    """
-    source = os.dup(0)
+def _take_standard_output() -> None:
+    """Send what is printed here to standard error. The copy of standard output is closed by this process's end, and so tells the parent."""
     os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
     os.dup2(2, 1)
-    return source
 
 
-def _read(source: int, num_bytes: int) -> bytes:
-    data = b""
-    while len(data) < num_bytes:
-        part = os.read(source, num_bytes - len(data))
-        if not part:
-            os._exit(1)  # the parent died while it wrote
-        data += part
-    return data
-
-
-def _end_with_parent(source: int, address: str) -> None:
-    """Wait for the end of the parent, and end this process at once."""
-    while os.read(source, 1):
-        pass
-    shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+def _end_with_parent(end: socket.socket) -> None:
+    """Wait until the parent has ended or has closed the channel, and end this process at once."""
+    wait_for_end(end)
     os._exit(1)
 
 
@@ -165,4 +143,4 @@ def share_heaps() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

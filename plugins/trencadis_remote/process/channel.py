@@ -1,4 +1,4 @@
-"""Message channel between two processes over ZeroMQ, and a file that wakes a poll.
+"""Message channel between two processes, over a :class:`trencadis.link.Link`, and a file that wakes a poll.
 
 Every message arrives, in order. A full socket blocks its sender and drops nothing; a sender that waits receives meanwhile, so two
 senders cannot block each other.
@@ -8,58 +8,52 @@ from __future__ import annotations
 
 import contextlib
 import math
+import select
+import selectors
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
 
-import zmq
+from trencadis.link import Link, LinkClosedError
 
 __all__ = ["Channel", "WakeUpFile"]
 
-_POLLIN, _EVENTS, _NOBLOCK = int(zmq.POLLIN), zmq.EVENTS, zmq.NOBLOCK  # arithmetic with members of an enum is slow
-HIGH_WATER_MARK = 64
-"""Messages that either side's socket holds before a sender waits."""
+_ALSO_ROOM = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
 class Channel:
-    """One end of the channel. Used by one thread.
+    """One end of the channel. Used by one thread. What is sent to a process that has ended is dropped.
 
     Args:
-        address: Such as ``ipc:///run/x/engine``.
-        binds: This end makes the address; the other one connects.
-        high_water_mark: Messages in the socket before a sender waits.
+        end: Connected to the other end; closed with the channel.
         never_waits: :meth:`send` keeps messages in memory while the socket is full; for a thread that also serves others.
     """
 
-    def __init__(
-        self, address: str, *, binds: bool, high_water_mark: int = HIGH_WATER_MARK, never_waits: bool = False
-    ) -> None:
-        self._context = zmq.Context()
-        # A DEALER with one peer is a pipe: it blocks where others drop.
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set_hwm(high_water_mark)
-        if never_waits:
-            self._socket.set(zmq.SNDHWM, 0)
-        if binds:
-            self._socket.bind(address)
-        else:
-            self._socket.connect(address)
+    def __init__(self, end: socket.socket, *, never_waits: bool = False) -> None:
+        self._end = end
+        self._link = Link(end)
+        self._never_waits = never_waits
         self._inbox: list[bytes] = []
-        self._watched: list[Any] = []
+        # Its own file is readable when a message has come or, while some wait, when one can be sent.
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(end, selectors.EVENT_READ)
+        self._events = selectors.EVENT_READ
+        self._alone, self._all = select.poll(), select.poll()
+        for poll in (self._alone, self._all):
+            poll.register(self.fileno(), select.POLLIN)
 
     def fileno(self) -> int:
-        """Return a file that becomes readable once when messages may have come; :meth:`receive` resets it.
+        """Return a file that is readable while :meth:`receive` has something to do: messages have come, or can be sent."""
+        return self._ready.fileno()
 
-        :meth:`send` resets it, too: call :meth:`receive` after each.
-
-        Source: zmq_getsockopt(3), ZMQ_FD.
-        """
-        return int(self._socket.getsockopt(zmq.FD))
+    @property
+    def has_received(self) -> bool:
+        """True if messages are here that the file does not show: they came while :meth:`send` waited."""
+        return bool(self._inbox)
 
     def watch(self, fileno: int) -> None:
         """End :meth:`wait` when a file becomes readable, too."""
-        self._watched.append((fileno, zmq.POLLIN))
+        self._all.register(fileno, select.POLLIN)
 
     def send(self, data: bytes, *, while_waiting: Callable[[list[int]], float | None] = lambda _: None) -> None:
         """Send a message; waits while the socket is full, and receives meanwhile.
@@ -67,61 +61,81 @@ class Channel:
         Args:
             data: The message.
             while_waiting: Called before each turn of waiting with the watched files that are readable; returns the longest next
-                turn in seconds, None for no limit. It may raise to give up: then the message is not sent.
+                turn in seconds, None for no limit. It may raise to give up: the other end may then get the message or not.
         """
-        readable: list[int] = []
-        while True:
-            try:
-                self._socket.send(data, zmq.NOBLOCK)
-            except zmq.Again:
-                self._receive_all()
-                readable = self._poll(zmq.POLLIN | zmq.POLLOUT, while_waiting(readable))
-            else:
-                return
+        if not self._events:
+            return
+        try:
+            self._link.send(data)
+        except LinkClosedError:
+            self._forget()
+        if self._link.has_unsent:
+            self._exchange()
+            readable: list[int] = []
+            while self._events & selectors.EVENT_WRITE and not self._never_waits:
+                readable = self._poll(self._all, while_waiting(readable))
+                self._exchange()
 
-    def receive(self, *, is_likely: bool = False) -> list[bytes]:
-        """Return, in order, every message that is here; does not wait.
-
-        Args:
-            is_likely: The socket's file is readable: the first receive needs no check.
-        """
-        if is_likely:
-            with contextlib.suppress(zmq.Again):
-                self._inbox.append(self._socket.recv(_NOBLOCK))
-        self._receive_all()
+    def receive(self) -> list[bytes]:
+        """Return, in order, every message that is here; does not wait."""
+        self._exchange()
         messages, self._inbox = self._inbox, []
         return messages
 
+    def receive_first(self) -> bytes:
+        """Return the next message alone; waits for it."""
+        while not self._inbox:
+            self.wait()
+            self._exchange()
+        return self._inbox.pop(0)
+
     def wait(self, timeout_s: float | None = None, *, watching: bool = True) -> list[int]:
-        """Sleep until a message is here, a watched file is readable, or time is up; returns the readable files.
+        """Sleep until there is something to receive, a watched file is readable, or time is up; returns the readable files.
 
         Args:
             timeout_s: None: no limit.
             watching: False: for a message only.
         """
-        return [] if self._inbox else self._poll(zmq.POLLIN, timeout_s, watching=watching)
+        return [] if self._inbox else self._poll(self._all if watching else self._alone, timeout_s)
 
     def close(self, *, linger_s: float = 0.0) -> None:
         """Free the socket; may be called twice.
 
         Args:
-            linger_s: The longest wait for queued messages to be sent.
+            linger_s: The longest wait until what was sent has gone to the socket.
         """
-        self._socket.close(linger=int(linger_s * 1000))
-        self._context.term()
+        with contextlib.suppress(LinkClosedError):
+            while linger_s and self._link.has_unsent and self._link.wait(linger_s):
+                self._link.flush()
+        self._ready.close()
+        self._link.close()
 
-    def _poll(self, events: int, timeout_s: float | None, *, watching: bool = True) -> list[int]:
+    def _poll(self, poll: select.poll, timeout_s: float | None) -> list[int]:
         # Rounded up: a wait that ends too early would be repeated at once.
-        timeout_ms = -1 if timeout_s is None else max(0, math.ceil(timeout_s * 1000))
-        files = self._watched if watching else []
-        ready = zmq.zmq_poll([(self._socket, events), *files], timeout_ms)
-        return [one for one, _ in ready if one is not self._socket]
+        timeout_ms = None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))
+        own = self.fileno()
+        return [file for file, _ in poll.poll(timeout_ms) if file != own]
 
-    def _receive_all(self) -> None:
-        # Asking is cheaper than an exception for each time that there is nothing.
-        socket = self._socket
-        while int(socket.getsockopt(_EVENTS)) & _POLLIN:
-            self._inbox.append(socket.recv(_NOBLOCK))
+    def _exchange(self) -> None:
+        """Send what waits and receive what is here, as far as the socket goes."""
+        if not self._events:
+            return
+        try:
+            self._inbox += self._link.receive()
+            if self._link.has_unsent:
+                self._link.flush()
+        except LinkClosedError:
+            self._forget()
+            return
+        wanted = _ALSO_ROOM if self._link.has_unsent else selectors.EVENT_READ
+        if self._events != wanted:
+            self._events = wanted
+            self._ready.modify(self._end, wanted)
+
+    def _forget(self) -> None:
+        """Watch the socket no more: the other end is closed, and nothing comes from it."""
+        self._events = 0
+        self._ready.unregister(self._end)
 
 
 class WakeUpFile:

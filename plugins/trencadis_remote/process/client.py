@@ -43,7 +43,7 @@ class PolledEngineClient(EngineClient):
     @property
     @abstractmethod
     def socket_file(self) -> int:
-        """Becomes readable when messages may have come; call :meth:`receive` after every use of the client."""
+        """Readable while :meth:`receive` has something to do."""
 
     @property
     @abstractmethod
@@ -63,14 +63,11 @@ class PolledEngineClient(EngineClient):
     @property
     @abstractmethod
     def has_rest(self) -> bool:
-        """True if messages are left after :meth:`receive`: call it again."""
+        """True if messages are here that :attr:`socket_file` does not show: call :meth:`receive`."""
 
     @abstractmethod
-    def receive(self, *, is_likely: bool = False) -> bool:
+    def receive(self) -> bool:
         """Receive without waiting; True if :meth:`step` would not wait.
-
-        Args:
-            is_likely: The socket's file is readable.
 
         Raises:
             EngineEndedError: The engine failed.
@@ -215,21 +212,18 @@ class RemoteEngineClient(PolledEngineClient):
             self._embedding.discard(embedding.request_id)
         return self._known(outputs) if outputs.refused else outputs
 
-    def receive(self, *, is_likely: bool = False) -> bool:
+    def receive(self) -> bool:
         """Receive without waiting; True if :meth:`step` would not wait.
-
-        Args:
-            is_likely: The socket's file is readable.
 
         Raises:
             EngineEndedError: The engine failed.
         """
-        self._handle(self._transport.receive(is_likely=is_likely))
+        self._handle(self._transport.receive())
         return self.has_outputs
 
     @property
     def has_rest(self) -> bool:
-        """True if messages are left after :meth:`receive`: call it again."""
+        """True if messages are here that :attr:`socket_file` does not show: call :meth:`receive`."""
         return self._transport.has_rest
 
     @property
@@ -252,7 +246,7 @@ class RemoteEngineClient(PolledEngineClient):
 
     @property
     def socket_file(self) -> int:
-        """Becomes readable when messages may have come; call :meth:`receive` after every use of the client."""
+        """Readable while :meth:`receive` has something to do."""
         return self._transport.socket_file
 
     @property

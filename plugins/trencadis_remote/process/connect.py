@@ -13,7 +13,6 @@ from trencadis.console import on_terminal
 from trencadis.errors import PluginError
 from trencadis.log import log_levels
 from trencadis.startup import end_start, rare_collections
-from trencadis_remote.process.channel import Channel
 from trencadis_remote.process.client import RemoteEngineClient
 from trencadis_remote.process.messages import FailedMessage, ReadyMessage
 from trencadis_remote.process.process import EngineProcess
@@ -89,9 +88,9 @@ def open_transport(
         log_levels=log_levels(),
         watchdog_s=config.engine.watchdog_s,
         sends_load=sends_load,
+        never_waits=never_waits,
     )
-    channel = Channel(process.address, binds=True, never_waits=never_waits)
-    return Transport(channel, process, clock=SystemClock())
+    return Transport(process.channel, process, clock=SystemClock())
 
 
 def _tables(config: Config, registry: Registry) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class EngineLoop:
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        loop.add_reader(self._engine.socket_file, self._turn, True)
+        loop.add_reader(self._engine.socket_file, self._turn)
         loop.add_reader(self._engine.end_file, self._read_end)
         self.dispatcher.drop_unread()
 
@@ -196,22 +196,15 @@ class EngineLoop:
 
     # ------------------------------------------------------------------------------------------- turns
 
-    def _turn(self, is_likely: bool = False) -> None:
-        """Execute the queued commands and process the received messages; does not wait.
-
-        Args:
-            is_likely: The socket's file is readable.
-        """
+    def _turn(self) -> None:
+        """Execute the queued commands and process the received messages; does not wait."""
         with self._lock:
             if self._end is not None:
                 return
             try:
                 while self._commands:
                     self.dispatcher.execute(self._commands.popleft())
-                    is_likely = False  # sending may have reset the socket's file
-                # Also after sending, which may have reset the socket's file.
-                has_outputs = self._engine.receive(is_likely=is_likely)
-                if has_outputs:
+                if self._engine.receive():
                     self._deliver()
                 if self._engine.has_rest and self._loop is not None:
                     self._loop.call_soon_threadsafe(self._turn)  # other callbacks of the loop run first

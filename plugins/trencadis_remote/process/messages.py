@@ -44,10 +44,9 @@ class Message(msgspec.Struct, array_like=True, tag=True, forbid_unknown_fields=T
 
 
 class StartMessage(Message):
-    """Configuration of the worker process; sent through its standard input, as it holds secrets.
+    """Configuration of the worker process; sent first, and through the channel, as it holds secrets.
 
     Attributes:
-        address: Address of the socket.
         tables: The configuration.
         sources: Source of each value, for messages.
         log_levels: Levels of the logger ``trencadis``, while the engine loads and afterwards.
@@ -56,7 +55,6 @@ class StartMessage(Message):
         sends_load: Send ``LoadMessage``s.
     """
 
-    address: str
     tables: dict[str, Any]
     sources: dict[str, str]
     log_levels: tuple[str, str]

@@ -1,6 +1,6 @@
 """The engine's process as its parent sees it: started, watched, ended.
 
-    parent ── standard input: StartMessage, then open as long as the parent lives ──▶ child ends with it
+    parent ◀── channel: StartMessage first, open as long as both live ──▶ child      child ends with its parent
     parent ◀── standard output: nothing, open as long as the child lives ── child     parent hears its end at once
 
 What the child prints goes to standard error: on a terminal through this process, see ``trencadis.screen``. It is in a session of its own, so Ctrl-C reaches the parent alone.
@@ -8,12 +8,9 @@ What the child prints goes to standard error: on a terminal through this process
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import struct
+import socket
 import subprocess
-import tempfile
 import weakref
 from typing import Any
 
@@ -21,16 +18,13 @@ from trencadis.activity import ActivityView
 from trencadis.api import ENVIRONMENT_PREFIX
 from trencadis.errors import ConfigError, InvalidRequestError
 from trencadis.processes import close_pipes, describe_exit, end_process, kill_process, spawn
+from trencadis_remote.process.channel import Channel
 from trencadis_remote.process.messages import StartMessage
 from trencadis_remote.process.wire import encode
 from trencadis_remote.watch.stall_watch import StallWatch
 
-__all__ = ["LENGTH", "EngineProcess"]
+__all__ = ["EngineProcess"]
 
-LENGTH = struct.Struct("<I")
-"""Before the ``StartMessage``: its length in bytes."""
-
-_MAX_PATH_BYTES = 90  # a socket's path may have 107 bytes
 _PATIENCE_S = 2.0
 
 
@@ -43,6 +37,10 @@ class EngineProcess:
         log_levels: Levels of the child's log, such as ``info``, while it loads and afterwards.
         watchdog_s: Without progress for longer it is killed, seconds; see :class:`StallWatch`.
         sends_load: It sends messages about its load.
+        never_waits: See :class:`Channel`.
+
+    Attributes:
+        channel: To the child.
 
     Raises:
         ConfigError: A value that only this process can hold, such as an object.
@@ -56,13 +54,12 @@ class EngineProcess:
         log_levels: tuple[str, str],
         watchdog_s: float = 120.0,
         sends_load: bool = False,
+        never_waits: bool = False,
     ) -> None:
-        self._directory = _private_directory()
         self._view = ActivityView()
         try:
             start = encode(
                 StartMessage(
-                    address=self.address,
                     tables=tables,
                     sources=sources,
                     log_levels=log_levels,
@@ -72,31 +69,27 @@ class EngineProcess:
                 )
             )
         except InvalidRequestError as error:
-            os.rmdir(self._directory)
             self._view.close()
             raise ConfigError(
                 f"[engine] placement = process: a value of the configuration cannot travel: {error}.",
                 hint='Give plain numbers, texts, lists and tables, or set placement = "thread".',
             ) from error
+        own, other = socket.socketpair()
+        self.channel = Channel(own, never_waits=never_waits)
         self._child = spawn(
             "trencadis_remote.process",
+            str(other.fileno()),
             environment=_environment(),
-            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=(self._view.file,),
+            pass_fds=(self._view.file, other.fileno()),
         )
+        other.close()
         self._view.close_file()
         child = self._child
         self._watch = StallWatch(child, self._view, watchdog_s=watchdog_s, kill=lambda: kill_process(child))
-        self._release = weakref.finalize(self, _release, child, self._directory, self._watch, self._view)
+        self._release = weakref.finalize(self, _release, child, self.channel, self._watch, self._view)
         self._watch.start()
-        with contextlib.suppress(BrokenPipeError):  # its end is detected by fileno
-            _write(self._child.stdin, LENGTH.pack(len(start)) + start)
-
-    @property
-    def address(self) -> str:
-        """Of the socket between the two; in a directory of mode 0700."""
-        return f"ipc://{self._directory}/engine"
+        self.channel.send(start)
 
     @property
     def pid(self) -> int:
@@ -105,7 +98,8 @@ class EngineProcess:
 
     def fileno(self) -> int:
         """Return a file that becomes readable when the child has ended."""
-        return _fileno(self._child.stdout)
+        assert self._child.stdout is not None, "it is a pipe"
+        return self._child.stdout.fileno()
 
     @property
     def progress(self) -> tuple[int, int | None]:
@@ -132,7 +126,7 @@ class EngineProcess:
         return self._watch.verdict or f"{describe_exit(code)}{self._view.read().called}"
 
     def close(self) -> None:
-        """Terminate the child, kill it if it does not end, and remove the directory; may be called twice."""
+        """Terminate the child, kill it if it does not end, and free what was kept of it; may be called twice."""
         end_process(self._child)
         self._release()
 
@@ -142,29 +136,10 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
 
 
-def _private_directory() -> str:
-    directory = tempfile.mkdtemp(prefix="trencadis-")  # mode 0700
-    if len(os.fsencode(directory)) > _MAX_PATH_BYTES:
-        os.rmdir(directory)
-        directory = tempfile.mkdtemp(prefix="trencadis-", dir="/tmp")
-    return directory
-
-
-def _write(pipe: Any, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[pipe.write(view) :]
-
-
-def _fileno(pipe: Any) -> int:
-    number: int = pipe.fileno()
-    return number
-
-
-def _release(child: subprocess.Popen[bytes], directory: str, watch: StallWatch, view: ActivityView) -> None:
-    """End the child and free its pipes, descriptors and directory; also runs where ``close`` was not called."""
+def _release(child: subprocess.Popen[bytes], channel: Channel, watch: StallWatch, view: ActivityView) -> None:
+    """End the child and free its pipes and descriptors; also runs where ``close`` was not called."""
     watch.close()
     kill_process(child)
     close_pipes(child)
+    channel.close()
     view.close()
-    shutil.rmtree(directory, ignore_errors=True)

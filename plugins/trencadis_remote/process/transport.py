@@ -66,7 +66,7 @@ class Transport:
     Attributes:
         failure: Why the connection ended, or empty.
         end_file: Becomes and stays readable when the peer has ended.
-        socket_file: Becomes readable when messages may have come.
+        socket_file: Readable while :meth:`receive` has something to do.
     """
 
     def __init__(self, channel: Channel, peer: Peer, *, clock: Clock) -> None:
@@ -133,16 +133,13 @@ class Transport:
             self._wake_up.clear()
         return self.receive_last() if self.end_file in readable else self.receive()
 
-    def receive(self, *, is_likely: bool = False) -> list[WorkerMessage]:
+    def receive(self) -> list[WorkerMessage]:
         """Return the received messages; does not wait.
-
-        Args:
-            is_likely: The socket's file is readable.
 
         Raises:
             EngineEndedError: A message cannot be read: the other process runs other code.
         """
-        data = self._channel.receive(is_likely=is_likely)
+        data = self._channel.receive()
         if self._rest or sum(map(len, data)) > _MAX_BYTES:
             self._rest += data
             data = self._next_portion()
@@ -154,7 +151,7 @@ class Transport:
     @property
     def has_rest(self) -> bool:
         """True if received messages are not decoded yet: an event loop decodes them in a later turn."""
-        return bool(self._rest)
+        return bool(self._rest) or self._channel.has_received
 
     def receive_last(self) -> list[WorkerMessage]:
         """Return the last messages of a process that has ended.

@@ -145,20 +145,17 @@ class ReplicatedEngineClient(PolledEngineClient):
 
     def rest(self, timeout_s: float | None = None) -> None:
         """Receive, after sleeping until there is something to receive, :meth:`interrupt` is called, or time is up."""
-        # What was sent to may have messages that its file no longer shows.
-        is_touched = any(replica.is_touched for _, replica in self.replicas.live)
-        if self._files.wait(0.0 if is_touched or self.has_rest else timeout_s):
+        if self._files.wait(0.0 if self.has_rest else timeout_s):
             self.receive_last()
         else:
             self.receive()
 
-    def receive(self, *, is_likely: bool = False) -> bool:
+    def receive(self) -> bool:
         """Receive from all replicas without waiting; True if :meth:`step` would not wait."""
         readable = self._files.messages.readable()
         for _, replica in self.replicas.live:
-            likely = replica.client.socket_file in readable
-            if likely or replica.is_touched or replica.client.has_rest:
-                replica.receive(is_likely=likely)
+            if replica.client.has_rest or replica.client.socket_file in readable:
+                replica.use(RemoteEngineClient.receive)
         self._finish_drains()
         replicas = self.replicas
         if replicas.mover is not None and not replicas.failure and replicas.mover.is_due:
@@ -193,7 +190,7 @@ class ReplicatedEngineClient(PolledEngineClient):
 
     @property
     def socket_file(self) -> int:
-        """Becomes readable when messages may have come; call :meth:`receive` after every use of the client."""
+        """Readable while :meth:`receive` has something to do."""
         return self._files.messages.fileno()
 
     @property

@@ -42,13 +42,11 @@ class RemoteReplica:
 
     Attributes:
         client: Client of the engine.
-        is_touched: Whether something was sent, so that messages may have come that the socket's file does not show.
         has_ended: Whether it is of no use any more.
     """
 
     def __init__(self, client: RemoteEngineClient, *, on_end: Callable[[str], None]) -> None:
         self.client = client
-        self.is_touched = True
         self.has_ended = False
         self._on_end = on_end
         self._by_handle: dict[int, LiveWork] = {}
@@ -60,7 +58,6 @@ class RemoteReplica:
 
     def send(self, work: LiveWork, request: Request | EmbeddingRequest) -> None:
         """Send a request or a text."""
-        self.is_touched = True
         if isinstance(request, EmbeddingRequest):
             self.client.embed(request)
         else:
@@ -79,13 +76,12 @@ class RemoteReplica:
 
     def use(self, call: Callable[[RemoteEngineClient], object]) -> None:
         """Call the client, which may send; nothing happens if the engine has ended, and if it ends now, its owner is told."""
-        self.is_touched = True
-        self._guarded(call)
-
-    def receive(self, *, is_likely: bool) -> None:
-        """Receive messages without waiting; ends as :meth:`use` does."""
-        self.is_touched = False
-        self._guarded(lambda client: client.receive(is_likely=is_likely))
+        if self.has_ended:
+            return
+        try:
+            call(self.client)
+        except EngineEndedError as error:
+            self._on_end(str(error))
 
     def take_step(self) -> StepOutputs:
         """Return the outputs of the oldest step with slots of the live client, and remember the tokens; ends are as they came."""
@@ -100,11 +96,3 @@ class RemoteReplica:
             msgspec.structs.replace(entry, index=by_handle[entry.index].slot) for entry in outputs.prompt_logprobs
         ]
         return msgspec.structs.replace(outputs, slots=slots, prompt_logprobs=tuple(prompt_logprobs))
-
-    def _guarded(self, call: Callable[[RemoteEngineClient], object]) -> None:
-        if self.has_ended:
-            return
-        try:
-            call(self.client)
-        except EngineEndedError as error:
-            self._on_end(str(error))

@@ -76,6 +76,8 @@ def test_auto_and_thread_are_this_process(fake_house: House, placement: str) -> 
 
 
 def test_what_only_another_process_needs_is_not_imported_for_this_one() -> None:
-    code = "import sys, trencadis.client.llm, trencadis.client.async_llm; print('zmq' in sys.modules)"
+    code = (
+        "import sys, trencadis.client.llm, trencadis.client.async_llm; print('trencadis_remote.process' in sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -74,29 +73,25 @@ class Line:
 
 
 class LineOpener:
-    """Opens lines, and closes all of them.
+    """Opens lines, and closes all of them."""
 
-    Args:
-        folder: For their sockets.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._opened: list[Line] = []
 
     def __call__(
         self,
         *,
-        high_water_mark: int = 64,
+        room: int | None = None,
         never_waits: bool = False,
         sends_load: bool = False,
         engine: Any = None,
         **options: Any,
     ) -> Line:
-        """Return a line; ``options`` are of :func:`make_engine`, unless an engine is given."""
-        address = f"ipc://{self._folder}/line{len(self._opened)}"
-        near = Channel(address, binds=True, high_water_mark=high_water_mark, never_waits=never_waits)
-        far = Channel(address, binds=False, high_water_mark=high_water_mark)
+        """Return a line; ``options`` are of :func:`make_engine`, unless an engine is given; ``room``: bytes that a socket holds."""
+        ends = socket.socketpair()
+        near, far = Channel(ends[0], never_waits=never_waits), Channel(ends[1])
+        for end in ends if room is not None else ():
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
         backend = FakeBackend(vocab_size=4096, eos=-1, max_model_len=1024, strict=False)
         engine = engine or make_engine(**{"backend": backend, "num_blocks": 512, **options})
         peer = FakePeer()

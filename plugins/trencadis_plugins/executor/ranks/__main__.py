@@ -8,8 +8,8 @@ import socket
 import sys
 import threading
 
+from trencadis.link import Link, LinkClosedError
 from trencadis.processes import DUMP_SIGNAL
-from trencadis_plugins.executor.ranks.link import LinkClosedError, RankLink
 from trencadis_plugins.executor.ranks.server import RankServer
 from trencadis_plugins.executor.ranks.template import end_with_executor, run_template, wake_template
 
@@ -27,7 +27,7 @@ def main(file: int, *, is_template: bool) -> None:
     if DUMP_SIGNAL is not None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
     threading.Thread(target=end_with_executor, args=(end.dup(), template), daemon=True).start()
-    link = RankLink(end)
+    link = Link(end)
     try:
         RankServer(link).run()
     except LinkClosedError:

@@ -39,6 +39,7 @@ from trencadis.interfaces import (
     PendingStep,
     Sampler,
 )
+from trencadis.link import LinkClosedError
 from trencadis.processes import RestartLimit
 from trencadis.records import (
     Batch,
@@ -55,7 +56,7 @@ from trencadis.records import (
 )
 from trencadis_plugins.executor.config import RanksConfig
 from trencadis_plugins.executor.ranks.groups import Groups
-from trencadis_plugins.executor.ranks.link import Kind, LinkClosedError
+from trencadis_plugins.executor.ranks.link import Kind, receive_messages, send_message
 from trencadis_plugins.executor.ranks.rank import Rank, StartRank
 from trencadis_plugins.executor.ranks.wire import decode_output, encode_batch
 
@@ -347,7 +348,7 @@ class RanksExecutor(Executor):
         with self._lock:
             step = _RanksStep(self, self._new_answers(), output_rank=self._layout.output_rank)
             for rank in self._ranks:
-                self._send(rank, lambda rank=rank: rank.link.send(Kind.BATCH, step.answers.number, data))  # type: ignore[misc]
+                self._send(rank, lambda rank=rank: send_message(rank.link, Kind.BATCH, step.answers.number, data))  # type: ignore[misc]
             return step
 
     def close(self) -> None:
@@ -433,8 +434,10 @@ class RanksExecutor(Executor):
             rank.heard_s = self._clock.now_s()
             try:
                 rank.link.flush()
-                while not self._lost and (message := rank.link.receive()) is not None:
+                for message in receive_messages(rank.link):
                     self._take(rank.rank, *message)
+                    if self._lost:
+                        break
             except LinkClosedError:
                 self._disconnect(file)
                 if not self._is_closing:
@@ -450,7 +453,7 @@ class RanksExecutor(Executor):
         self._poll.unregister(file)
         del self._connected[file]
 
-    def _take(self, rank: int, kind: Kind, number: int, payload: bytes) -> None:
+    def _take(self, rank: int, kind: Kind, number: int, payload: memoryview) -> None:
         answers = self._pending.get(number)
         if answers is None:
             return

@@ -8,8 +8,8 @@ import socket
 import subprocess
 from typing import Final
 
+from trencadis.link import Link
 from trencadis.processes import DUMP_SIGNAL, ChildProcess, describe_exit, is_stopped, kill_process, spawn
-from trencadis_plugins.executor.ranks.link import RankLink
 from trencadis_plugins.executor.ranks.rank import Rank
 
 __all__ = ["UNKNOWN_CODE", "RankProcess", "run_module"]
@@ -30,7 +30,7 @@ class RankProcess(Rank):
     """
 
     def __init__(self, rank: int, child: ChildProcess, end: socket.socket) -> None:
-        super().__init__(rank, RankLink(end))
+        super().__init__(rank, Link(end))
         self._child = child
 
     @classmethod

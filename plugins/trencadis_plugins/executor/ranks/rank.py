@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 
 from trencadis.interfaces import Backend, Sampler
-from trencadis_plugins.executor.ranks.link import Kind, RankLink
+from trencadis.link import Link
+from trencadis_plugins.executor.ranks.link import Kind, send_message
 
 __all__ = ["Rank", "RemoteError", "StartRank"]
 
@@ -57,7 +58,7 @@ class Rank(ABC):
 
     how_stopped = "was stopped by a signal"
 
-    def __init__(self, rank: int, link: RankLink) -> None:
+    def __init__(self, rank: int, link: Link) -> None:
         self.rank = rank
         self.link = link
         self.heard_s = -math.inf
@@ -68,7 +69,7 @@ class Rank(ABC):
         Raises:
             LinkClosedError: It has ended.
         """
-        self.link.send(Kind.CALL, number, pickle.dumps((name, arguments), protocol=5))
+        send_message(self.link, Kind.CALL, number, pickle.dumps((name, arguments), protocol=5))
 
     @abstractmethod
     def is_stopped(self, now_s: float, *, is_starting: bool) -> bool:

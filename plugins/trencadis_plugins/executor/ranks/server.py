@@ -19,10 +19,11 @@ from trencadis.interfaces import (
     SupportsRanks,
     SupportsSwapping,
 )
+from trencadis.link import Link
 from trencadis.records import ConnectorReport, ModelFacts, ModelSource
 from trencadis_plugins.executor.ranks.groups import RankAddresses
 from trencadis_plugins.executor.ranks.host import RankHost, merged
-from trencadis_plugins.executor.ranks.link import Kind, RankLink
+from trencadis_plugins.executor.ranks.link import Kind, receive_messages, send_message
 from trencadis_plugins.executor.ranks.rank import RemoteError, StartRank
 from trencadis_plugins.executor.ranks.wire import decode_batch, encode_output
 
@@ -42,7 +43,7 @@ class RankServer:
         beat_s: While there is something to answer, a sign of life is sent so often, seconds; 0: none.
     """
 
-    def __init__(self, link: RankLink, *, beat_s: float = 0.0) -> None:
+    def __init__(self, link: Link, *, beat_s: float = 0.0) -> None:
         self._link = link
         self._beat_s = beat_s
         self._num_open = 0
@@ -62,22 +63,19 @@ class RankServer:
         if self._beat_s:
             threading.Thread(target=self._beat, name="trencadis-beat", daemon=True).start()
         while True:
-            message = self._link.receive()
-            if message is None:
-                self._link.wait()
-                with self._sending:
-                    self._link.flush()
-                continue
-            kind, number, payload = message
-            self._num_open += 1
-            if kind is Kind.BATCH:
-                self._step(number, payload)
-            elif not self._call(number, payload):
-                return
+            for kind, number, payload in receive_messages(self._link):
+                self._num_open += 1
+                if kind is Kind.BATCH:
+                    self._step(number, payload)
+                elif not self._call(number, payload):
+                    return
+            self._link.wait()
+            with self._sending:
+                self._link.flush()
 
     # --------------------------------------------------------------------------------------------------- calls
 
-    def _call(self, number: int, payload: bytes) -> bool:
+    def _call(self, number: int, payload: memoryview) -> bool:
         """Run a method; False if it was the last one."""
         name = ""
         try:
@@ -133,7 +131,7 @@ class RankServer:
 
     # --------------------------------------------------------------------------------------------------- steps
 
-    def _step(self, number: int, payload: bytes) -> None:
+    def _step(self, number: int, payload: memoryview) -> None:
         try:
             pending, report = self._started().submit(decode_batch(payload))
         except Exception as error:
@@ -183,7 +181,7 @@ class RankServer:
         if kind in _ANSWERS:
             self._num_open -= 1
         with self._sending:
-            self._link.send(kind, number, payload)
+            send_message(self._link, kind, number, payload)
             while self._link.has_unsent:
                 self._link.wait()
                 self._link.flush()

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trencadis.errors import BackendError
+from trencadis.link import wait_for_end
 from trencadis.processes import is_stopped, kill_session
 from trencadis_plugins.executor.ranks.process import UNKNOWN_CODE, RankProcess, run_module
 
@@ -228,9 +229,7 @@ def _fork() -> int:
 
 def end_with_executor(link: Any, template: int) -> None:
     """Wait until the executor's end of a rank's sockets is closed, and end this process at once, whatever it does."""
-    poll = select.poll()
-    poll.register(link, 0)  # the end is reported without being asked for
-    poll.poll()
+    wait_for_end(link)
     wake_template(template)
     os._exit(1)
 

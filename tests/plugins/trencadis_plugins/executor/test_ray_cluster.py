@@ -12,9 +12,9 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RanksLostError
+from trencadis.link import Link, LinkClosedError
 from trencadis.records import ModelSource, ParallelLayout
 from trencadis_plugins.executor.config import RayConfig
-from trencadis_plugins.executor.ranks.link import LinkClosedError, RankLink
 from trencadis_plugins.executor.ranks.server import RankServer
 from trencadis_plugins.executor.ray_cluster import RayExecutor, RayRank
 from trencadis_testing.executor_fakes import make_backend, make_sampler, one_token, plan_of
@@ -72,7 +72,7 @@ class OnThreads(RayExecutor):
             threading.Thread(target=_serve, args=(other,), daemon=True).start()
             end = f"end of {rank}"
             yield RayRank(
-                ray, rank, RankLink(own), None, end, self._ray_config, node=f"node {rank}", silent_nodes=self.lost_nodes
+                ray, rank, Link(own), None, end, self._ray_config, node=f"node {rank}", silent_nodes=self.lost_nodes
             )
 
     def _look_after(self, now_s):
@@ -82,7 +82,7 @@ class OnThreads(RayExecutor):
 
 def _serve(end):
     with contextlib.suppress(LinkClosedError), contextlib.closing(end):
-        RankServer(RankLink(end)).run()
+        RankServer(Link(end)).run()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,8 +41,8 @@ def process_house() -> Callable[..., tuple[Config, Registry]]:
 
 
 @pytest.fixture
-def open_line(tmp_path: Path) -> Iterator[LineOpener]:
+def open_line() -> Iterator[LineOpener]:
     """Opens lines."""
-    opener = LineOpener(tmp_path)
+    opener = LineOpener()
     yield opener
     opener.close()

@@ -166,7 +166,7 @@ def test_an_abort_from_another_thread_ends_the_request(serve: Callable[..., Serv
 
 
 def test_who_serves_others_never_waits_for_a_host_without_room(serve: Callable[..., Served]) -> None:
-    served = serve(high_water_mark=2)
+    served = serve(room=1)
 
     async def use() -> list[RequestOutput]:
         params = SamplingParams(max_tokens=2)

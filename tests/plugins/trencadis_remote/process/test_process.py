@@ -4,7 +4,7 @@ import ctypes
 import os
 import select
 import signal
-import stat
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +13,21 @@ from typing import Any
 import pytest
 
 from trencadis.errors import ConfigError
+from trencadis.link import Link
 from trencadis_remote.process.__main__ import NUM_HEAPS
+from trencadis_remote.process.messages import StartMessage
 from trencadis_remote.process.process import EngineProcess
+from trencadis_remote.process.wire import encode
 
 ROOT = Path(__file__).parents[4]
+START = StartMessage(tables={}, sources={}, log_levels=("critical", "critical"), python_path=None)
 
 
 PARENT = """
 import sys, time
-from trencadis.errors import ConfigError
 from trencadis_remote.process.process import EngineProcess
 process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
-print(process.pid, process.address, flush=True)
+print(process.pid, flush=True)
 {end}
 """
 
@@ -41,19 +44,6 @@ def has_ended(pid: int, timeout_s: float) -> bool:
         os.close(file)
 
 
-def test_the_socket_lies_where_nobody_else_may_look_and_is_removed() -> None:
-    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
-    directory = Path(process.address.removeprefix("ipc://")).parent
-    try:
-        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-        assert len(process.address) < 100
-    finally:
-        process.close()
-    assert not directory.exists()
-    assert has_ended(process.pid, 0)
-    process.close()
-
-
 def test_what_has_been_closed_keeps_no_descriptor_even_if_it_is_still_held() -> None:
     def descriptors() -> list[str]:
         return sorted(os.listdir("/proc/self/fd"))
@@ -61,26 +51,16 @@ def test_what_has_been_closed_keeps_no_descriptor_even_if_it_is_still_held() -> 
     before = descriptors()
     process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
     process.close()
+    assert has_ended(process.pid, 0)
     assert descriptors() == before
+    process.close()
     assert process.stalled == ""
 
 
-def test_a_temporary_directory_with_a_long_name_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(long))
-    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
-    process.close()
-    assert len(process.address) < 100
-    assert not list(long.iterdir())
-
-
 @pytest.mark.parametrize("value", [object(), 2**70])
-def test_a_value_that_cannot_travel_is_refused_in_words(value: object, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_value_that_cannot_travel_is_refused_in_words(value: object) -> None:
     with pytest.raises(ConfigError, match="cannot travel"):
         EngineProcess(tables={"scheduling": {"options": {"a": value}}}, sources={}, log_levels=("critical", "critical"))
-    assert not list(tmp_path.iterdir())
 
 
 def test_secrets_are_neither_arguments_nor_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +88,12 @@ def test_the_child_does_not_outlive_its_parent(how: str) -> None:
         [sys.executable, "-c", PARENT.replace("{end}", end)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     output: Any = parent.stdout
-    pid, address = output.readline().split()
+    pid = int(output.readline())
     if how == "killed":
         parent.send_signal(signal.SIGKILL)
     parent.wait(20)
     output.close()
-    assert has_ended(int(pid), 20)
-    assert not Path(address.removeprefix("ipc://")).parent.exists()
+    assert has_ended(pid, 20)
 
 
 _THREADS = """
@@ -169,14 +148,26 @@ def test_the_environment_has_the_last_word(environment: dict[str, str]) -> None:
     assert _num_heaps("share", **environment) == (4, "False")
 
 
-def test_the_process_of_the_engine_shares_heaps_first_and_ends_without_a_word_where_no_parent_speaks() -> None:
+@pytest.mark.parametrize("words", [(), (encode(START),)], ids=["before it spoke", "after the start message"])
+def test_the_process_shares_heaps_first_and_ends_with_its_parent_without_a_word(words: tuple[bytes, ...]) -> None:
     code = """
 import sys
 from trencadis_remote.process import __main__ as child
 child.share_heaps = lambda: print("shared", file=sys.stderr)
-child.main()
+child.main(int(sys.argv[1]))
 """
-    told = subprocess.run(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=30
-    )
+    own, other = socket.socketpair()
+    link = Link(own)
+    for word in words:
+        link.send(word)
+    link.close()
+    with other:
+        told = subprocess.run(
+            [sys.executable, "-c", code, str(other.fileno())],
+            pass_fds=(other.fileno(),),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
     assert (told.returncode, told.stdout, told.stderr) == (1, "", "shared\n")

@@ -235,7 +235,7 @@ def test_what_is_no_message_is_refused() -> None:
 
 def test_the_tables_of_a_configuration_arrive() -> None:
     start = StartMessage(
-        address="ipc:///x", tables={"engine": {"seed": 3, "names": ["a"]}}, sources={"engine.seed": "flag"},
+        tables={"engine": {"seed": 3, "names": ["a"]}}, sources={"engine.seed": "flag"},
         log_levels=("info", "info"), python_path=None,
     )  # fmt: skip
     assert decode_start(encode(start)) == start

@@ -74,7 +74,7 @@ def test_a_host_at_rest_beats_and_says_nothing(open_line: Callable[..., Any], mo
 def test_a_host_whose_client_takes_nothing_makes_no_progress_and_is_not_to_blame(
     open_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = open_line(high_water_mark=1)
+    line = open_line(room=1)
     monkeypatch.setattr(line.worker, "_beat_s", 0.001)
     view = ActivityView()
     ACTIVITY.share(view.file)

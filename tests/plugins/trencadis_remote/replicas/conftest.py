@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from trencadis_remote.replicas.guarded_router import LeastLive
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
-    opener, made = LineOpener(tmp_path), []
+def fleet() -> Iterator[Callable[..., Fleet]]:
+    opener, made = LineOpener(), []
 
     def make(
         count: int = 2,

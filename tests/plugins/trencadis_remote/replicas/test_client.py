@@ -384,18 +384,3 @@ def test_stalled_replicas_get_nothing_new_and_all_are_stalled_only_if_each_is(fl
     one.client.add(request("c"))  # somewhere, as nothing better is left
     first.stalled = second.stalled = ""
     one.until(lambda: len(one.finished) == 3)
-
-
-def test_what_was_sent_to_is_looked_at_without_sleeping(
-    fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sending may reset the file that says that messages have come."""
-    one, slept = fleet(2), []
-    one.take()
-    original = one.client._files._all.readable
-    monkeypatch.setattr(one.client._files._all, "readable", lambda wait_s: slept.append(wait_s) or original(0.0))
-    one.client.rest(7.0)
-    one.client.control("totals", {}, lambda _: None)
-    one.client.rest(7.0)
-    one.client.rest(7.0)
-    assert slept == [7.0, 0.0, 7.0]
