@@ -540,7 +540,7 @@ class _Answers:
         self.number = number
         self.num_ranks = num_ranks
         self.since_s = since_s
-        self.by_rank: dict[int, tuple[Kind, bytes]] = {}
+        self.by_rank: dict[int, tuple[Kind, memoryview]] = {}
         self.lost = ""
         self.failed_s: float | None = None
         self.is_step = self.is_dumped = self.is_fatal = False
