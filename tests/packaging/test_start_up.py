@@ -30,7 +30,7 @@ startup.Ledger.close = closed
 sys.argv = ["trencadis", "generate", "--no-stream", "--max-tokens", "1", "--log.level", "info", "Hello"]
 main()
 """
-SERVERS = ("fastapi", "starlette", "uvicorn", "pydantic", "opentelemetry", "zmq")
+SERVERS = ("fastapi", "starlette", "uvicorn", "pydantic", "opentelemetry")
 NOT_CHOSEN = ("redis", "ray", "lmcache", "nixl", "mooncake", "llguidance", "xgrammar", "prometheus_client")
 NOT_FOR_TEXT = ("torchvision", "torchaudio", "sklearn", "sentence_transformers", "matplotlib", "pandas", "datasets")
 ROUNDED_S = 0.05
