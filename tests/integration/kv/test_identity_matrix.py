@@ -159,7 +159,7 @@ class Running:
         self.engine.close()
 
 
-@pytest.mark.representatives(1, ci=5)
+@pytest.mark.representatives(1, ci=3)
 @pytest.mark.parametrize(
     "case",
     [

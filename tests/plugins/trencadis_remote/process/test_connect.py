@@ -77,6 +77,7 @@ def test_a_plugin_given_in_code_is_named_as_what_cannot_travel(process_house: Ho
 
 
 @pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("policy", "words"), [("Vanishes", "ended with exit code 7"), ("Circles", "scheduling")])
 def test_a_policy_that_ends_or_holds_up_the_process_is_named(process_house: House, policy: str, words: str) -> None:
     name = f"support.strategies.hostile_policies:{policy}"

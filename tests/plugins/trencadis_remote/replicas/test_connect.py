@@ -87,7 +87,7 @@ def test_a_caller_that_steps_itself_loses_nothing_and_leaves_no_process(close: C
     assert [Path(f"/proc/{one.pid}").exists() for one in started] == [False] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_error_of_one_replica_is_raised_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     original = EngineProcess.__init__
