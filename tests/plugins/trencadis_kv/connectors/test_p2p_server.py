@@ -171,6 +171,12 @@ def test_connection_too_many_is_turned_away_in_words() -> None:
         producer.connect().close()
 
 
+def test_who_says_nothing_is_shown_the_door() -> None:
+    with producing(connect_timeout_s=0.05) as producer, producer.raw()[0] as connection:
+        connection.settimeout(5)
+        assert connection.recv(1) == b""
+
+
 def test_noise_harms_nobody(producer: Producer) -> None:
     for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(1000), b"\xff" * 1000):
         connection, _ = producer.raw()

@@ -45,20 +45,22 @@ def test_load_fills_its_blocks_and_no_other(house):
     assert one.parts.counters.value("tokens_total", direction="load") == 20
 
 
-@pytest.mark.parametrize("position", [1, 30, 60, 90, 128, -1])
+@pytest.mark.parametrize("position", [1, 5, 30, 60, 90, 128, -1])
 @pytest.mark.parametrize("bad", [0, 1, 2, 4])
-def test_broken_object_ends_the_load_and_is_deleted(house, position, bad):
+@pytest.mark.representatives(4)
+def test_broken_object_ends_the_load_and_is_deleted_unless_it_is_of_another_version(house, position, bad):
     one = house()
     one.spoil(bad, flip(position))
     one.parts.recent.add(hashes_of(*range(5)))
     one.start(7, blocks=[4, 2, 9, 1, 3], numbers=range(5))
     (failed,) = one.report().failed
-    assert (failed.transfer_id, failed.num_valid_tokens, failed.cause) == (7, 4 * bad, "corrupt")
+    cause = "incompatible" if position == 5 else "corrupt"
+    assert (failed.transfer_id, failed.num_valid_tokens, failed.cause) == (7, 4 * bad, cause)
     one.check(dict(list(zip([4, 2, 9, 1, 3], range(5), strict=True))[:bad]))
-    assert one.keys(bad)[0] not in one.objects
-    assert len(one.objects) == len(CONTENTS) - 1
-    assert one.failures("corrupt") == 1
-    assert bad in one.parts.recent.unknown(hashes_of(*range(5)))
+    assert (one.keys(bad)[0] in one.objects) == (position == 5)
+    assert len(one.objects) == len(CONTENTS) - (position != 5)
+    assert one.failures(cause) == 1
+    assert (bad in one.parts.recent.unknown(hashes_of(*range(5)))) == (position != 5)
 
 
 def test_right_bytes_under_another_blocks_key_are_refused(house):

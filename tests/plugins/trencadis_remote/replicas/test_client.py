@@ -209,7 +209,7 @@ def test_a_frontend_gives_whole_texts_and_the_reason_of_one_that_cannot_go_on(
     frontend = Frontend(one.client, tokenizer)
     clients = [
         frontend.submit(PROMPT, SamplingParams(max_tokens=40, **more), request_id=str(i), streams=i % 2 == 0)
-        for i, more in enumerate([{}, {"n": 2}, {"logprobs": 1}, {"mirostat_mode": 2}])
+        for i, more in enumerate([{}, {"n": 2}, {"logprobs": 1, "prompt_logprobs": 1}, {"mirostat_mode": 2}])
     ]
     moved = one.where("3")
     while not all(client.is_finished for client in clients):
@@ -225,6 +225,7 @@ def test_a_frontend_gives_whole_texts_and_the_reason_of_one_that_cannot_go_on(
     entries = outputs[2].outputs[0].logprobs
     assert entries is not None
     assert [entry.token_id for entry in entries] == TEXT
+    assert [len(output.prompt_logprobs or ()) for output in outputs[:3]] == [0, 0, len(PROMPT) - 1]
     assert isinstance(clients[3].refusal, ContinuationError)
 
 
