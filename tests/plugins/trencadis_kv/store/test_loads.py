@@ -45,8 +45,7 @@ def test_load_fills_its_blocks_and_no_other(house):
     assert one.parts.counters.value("tokens_total", direction="load") == 20
 
 
-@pytest.mark.parametrize("position", [1, 5, 30, 60, 90, 128, -1])
-@pytest.mark.parametrize("bad", [0, 1, 2, 4])
+@pytest.mark.parametrize(("position", "bad"), [(5, 1), (30, 0), (128, 2), (-1, 4)])
 @pytest.mark.representatives(4)
 def test_broken_object_ends_the_load_and_is_deleted_unless_it_is_of_another_version(house, position, bad):
     one = house()
@@ -60,7 +59,7 @@ def test_broken_object_ends_the_load_and_is_deleted_unless_it_is_of_another_vers
     assert (one.keys(bad)[0] in one.objects) == (position == 5)
     assert len(one.objects) == len(CONTENTS) - (position != 5)
     assert one.failures(cause) == 1
-    assert (bad in one.parts.recent.unknown(hashes_of(*range(5)))) == (position != 5)
+    assert bad in one.parts.recent.unknown(hashes_of(*range(5)))
 
 
 def test_right_bytes_under_another_blocks_key_are_refused(house):

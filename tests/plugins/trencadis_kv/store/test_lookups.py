@@ -74,14 +74,15 @@ def test_later_request_asks_again_because_the_store_may_have_more(house):
     assert one.find("early") == 0
 
 
-def test_request_whose_local_hit_shrank_asks_again(house):
+@pytest.mark.parametrize("other", [{"first": 1}, {"first": 4, "hashes": HASHES[:-1]}], ids=["shorter hit", "prompt"])
+def test_request_whose_local_hit_shrank_or_that_is_another_asks_again(house, other):
     one = house()
     one.find(first=4)
     one.settle()
     assert one.find(first=4) == 4
-    assert one.find(first=1) is None
+    assert one.find(**other) is None
     one.settle()
-    assert one.find(first=1) == 4
+    assert one.find(**other) == 4
 
 
 def test_store_that_does_not_answer_is_a_miss_at_the_deadline_also_of_a_question_that_changed(house):

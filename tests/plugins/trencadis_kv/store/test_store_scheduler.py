@@ -104,6 +104,8 @@ def test_hit_is_what_the_store_has_beyond_the_local_hit(house):
     assert (view.num_tokens, view.num_local_tokens, view.num_bytes) == (2 * BLOCK_SIZE, 2 * BLOCK_SIZE, 2 * BLOCK_BYTES)
     assert (view.request.request_id, view.timeout_s) == ("r", 10.0)
     assert one.count("lookups_total", result="hit") == 1
+    assert one.lookup("has all", num_local_tokens=4 * BLOCK_SIZE).num_tokens == 0
+    assert one.count("lookups_total", result="miss") == len(one.policy.views) == 1
 
 
 def test_policy_is_told_what_was_measured_and_waits_no_longer_than_the_config_says(house):
