@@ -77,3 +77,11 @@ def installed(plugin: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> Call
         only_installed(monkeypatch, modules, name="house")
 
     return add
+
+
+@pytest.fixture
+def broken_plugin(installed: Callable[[types.ModuleType], None]) -> None:
+    """A plugin that cannot be used is installed as well."""
+    broken = types.ModuleType("broken")
+    broken.trencadis_bucketings = lambda: ()
+    installed(broken)

@@ -50,23 +50,6 @@ def error(capsys, *flags):
     return captured.err
 
 
-def test_tables_of_2025_are_the_vendors_value_for_value(capsys):
-    table = as_json(capsys, "--strategy", "exponential", "--generation", "2025-07", LISTED, *SMALL)
-    contexts = {query: (1024 - query) // 128 for query in range(128, 1025, 128)}
-    blocks = [128, 256, 384, 512, 640, 768, 896, 1024, 1408, 1792, 2432, 3328, 4352, 5888]
-    assert table == {
-        "prompt": [[1, query, count] for query, most in contexts.items() for count in range(most + 1)],
-        "decode": [[batch_size, 1, count] for batch_size in (1, 2, 4) for count in blocks],
-    }
-    assert (len(table["prompt"]), len(table["decode"])) == (36, 42)
-
-
-@pytest.mark.parametrize(("flag", "num_decode"), [("--no-contiguous", 13), ("--contiguous", 24)])
-def test_tables_of_2026_have_the_vendors_sizes(capsys, flag, num_decode):
-    table = as_json(capsys, "--strategy=exponential", flag, LISTED, *SMALL)
-    assert (len(table["prompt"]), len(table["decode"])) == (35, num_decode)
-
-
 @pytest.mark.parametrize("flags", [(LISTED,), ("--bucketing.on-miss=refuse",)])
 def test_bucket_that_completes_a_table_can_be_left_out(capsys, flags):
     """The last chunk of a prompt may begin in the last block of a sequence, which no bucket of 2026 foresees."""
@@ -162,15 +145,6 @@ def test_every_limit_has_a_flag_and_a_stated_default(capsys, flags, key, value):
     assert as_json(capsys, "--compare=exact", *flags)["limits"][key] == value
 
 
-def test_merged_prompts_share_a_row(capsys):
-    limits = [*SMALL, "--merged-prefill", "--max-num-prefill-seqs=4", "--compare=exponential"]
-    found = as_json(capsys, *limits)
-    assert (found["limits"]["max_prefill_batch_size"], found["limits"]["max_merged_prefills"]) == (1, 4)
-    prompts = found["strategies"]["exponential"]["prompt"]
-    assert {query for _, query, _ in prompts} == {512, 1024}
-    assert {context for _, _, context in prompts} == {0, 4, 8, 16, 28}
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -193,18 +167,6 @@ def test_rules_of_a_model_are_flags_of_the_strategy(capsys):
     )
     assert "engine.max_num_batched_tokens = 1000 is no multiple of it" in said
     assert "Set engine.max_num_batched_tokens to 1024." in said
-
-
-def test_configured_strategy_is_the_default(capsys):
-    table = as_json(capsys, "--bucketing.name=linear", *SMALL)
-    assert table == as_json(capsys, "--strategy=linear", *SMALL)
-    assert table != as_json(capsys, "--strategy=exponential", *SMALL)
-
-
-def test_options_of_a_strategy_are_config_flags(capsys):
-    assert (
-        len(as_json(capsys, "--strategy=exponential", "--bucketing.exponential.limit=1", LISTED, *SMALL)["prompt"]) == 1
-    )
 
 
 def test_text_lists_every_bucket_and_a_summary(capsys):
@@ -283,13 +245,6 @@ def test_written_table_is_read_by_from_file(capsys, trace, tmp_path):
     fitted = as_json(capsys, "--strategy=fitted", "--trace", trace, *SMALL)
     listed = as_json(capsys, "--strategy=from_file", "--bucketing.from_file.path", str(file), *SMALL)
     assert {key: fitted[key] for key in listed} == listed
-
-
-def test_fit_without_a_file_prints_the_lines(capsys, trace):
-    assert main(["buckets", "fit", "--trace", trace, "--max-graphs=4", *SMALL]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
-    assert lines[0].startswith("(1, ")
 
 
 def test_shapes_of_the_trace_are_written_and_serve_as_a_trace(capsys, trace, tmp_path):

@@ -4,6 +4,8 @@ import json
 import sys
 import types
 
+import pytest
+
 from trencadis.cli import main as run_main
 
 
@@ -26,14 +28,6 @@ def test_what_is_right_is_printed_on_demand(installed, capsys):
     assert "shows all" not in lines[-1]
 
 
-def test_a_layout_that_the_executor_does_not_serve_is_wrong(installed, capsys):
-    assert run_main(["doctor", "--parallel.tensor", "2", "--executor.name", "inline"]) == 1
-    assert (
-        'FAIL  components: [parallel] tensor = 2 (from flag --parallel.tensor): executor component "inline"'
-        in capsys.readouterr().out
-    )
-
-
 def test_json_has_every_finding_and_nothing_else_is_on_standard_output(installed, capsys):
     noisy = types.ModuleType("noisy")
 
@@ -51,10 +45,8 @@ def test_json_has_every_finding_and_nothing_else_is_on_standard_output(installed
     assert {item["severity"] for item in report["findings"]} <= {"ok", "warn", "fail"}
 
 
-def test_broken_plugin_and_broken_config_are_findings_not_errors(installed, tmp_path, capsys):
-    broken = types.ModuleType("broken")
-    broken.trencadis_bucketings = lambda: ()
-    installed(broken)
+@pytest.mark.usefixtures("broken_plugin")
+def test_broken_plugin_and_broken_config_are_findings_not_errors(tmp_path, capsys):
     file = tmp_path / "serve.toml"
     file.write_text("[engine\n")
     assert run_main(["doctor", "--config", str(file), "--engine.sed=3"]) == 1

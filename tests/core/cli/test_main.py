@@ -70,10 +70,6 @@ def test_an_error_is_printed_in_words_with_its_exit_code(command, capsys):
     assert (captured.out, captured.err) == ("", "error: it broke.\n")
 
 
-def test_an_internal_error_has_an_exit_code_of_its_own(command):
-    assert run_main(["try", "--fail", "internal"]) == InternalError.exit_code != 2
-
-
 def test_a_traceback_is_shown_on_demand_and_the_exit_code_is_the_same(command, capsys):
     assert run_main(["try", "--fail", "config", "--traceback"]) == 2
     shown = capsys.readouterr().err
@@ -106,10 +102,8 @@ def lone_command(monkeypatch, installed):
     return module, calls
 
 
-def test_a_command_that_works_alone_loads_neither_plugins_nor_configuration(lone_command, installed, tmp_path):
-    broken = types.ModuleType("broken")
-    broken.trencadis_bucketings = lambda: ()
-    installed(broken)
+@pytest.mark.usefixtures("broken_plugin")
+def test_a_command_that_works_alone_loads_neither_plugins_nor_configuration(lone_command, tmp_path):
     _, calls = lone_command
     file = str(tmp_path / "no.toml")
     assert run_main(["lone", "--config", file, "--engine.sed", "3", "--json", "--engine.warmup"]) == 5
@@ -160,10 +154,8 @@ def test_help_of_a_command_lists_its_flags_and_all_those_of_plugins_on_demand(co
     assert command == []
 
 
-def test_help_comes_even_if_a_plugin_is_broken(command, installed, capsys):
-    broken = types.ModuleType("broken")
-    broken.trencadis_bucketings = lambda: ()
-    installed(broken)
+@pytest.mark.usefixtures("broken_plugin")
+def test_help_comes_even_if_a_plugin_is_broken(command, capsys):
     assert run_main(["try", "--help-all"]) == 0
     captured = capsys.readouterr()
     assert "--engine.seed" in captured.out
@@ -171,41 +163,19 @@ def test_help_comes_even_if_a_plugin_is_broken(command, installed, capsys):
     assert captured.err.startswith('warning: flags of a plugin are left out: broken, given in code (plugin "broken")')
 
 
-def test_help_comes_even_if_plugins_are_strict_and_one_is_broken(command, installed, capsys):
-    broken = types.ModuleType("broken")
-    broken.trencadis_bucketings = lambda: ()
-    installed(broken)
-    assert run_main(["try", "--help-all", "--strict-plugins"]) == 0
-    captured = capsys.readouterr()
-    assert "--engine.seed" in captured.out
-    assert "--bucketing.exponential.limit" not in captured.out
-    assert captured.err.startswith("warning: flags of plugins are left out: ")
-
-
 def test_help_after_two_dashes_is_a_word(command):
     assert run_main(["try", "--", "--help"]) == 7
 
 
-def test_a_flag_blocks_a_broken_plugin(command, installed, capsys):
-    broken = types.ModuleType("broken")
-    broken.trencadis_bucketings = lambda: ()
-    installed(broken)
+@pytest.mark.usefixtures("broken_plugin")
+def test_a_flag_blocks_a_broken_plugin(command, capsys):
     assert run_main(["try", "--strict-plugins"]) == 2
     assert 'plugin "broken"' in capsys.readouterr().err
     assert run_main(["try", "--strict-plugins", "--plugins.blocked", "broken"]) == 7
 
 
-def test_a_broken_plugin_that_nothing_asks_for_stops_no_command(command, installed, capsys):
-    broken = types.ModuleType("broken")
-    broken.trencadis_bucketings = lambda: ()
-    installed(broken)
-    assert run_main(["try"]) == 7
-
-
-def test_a_flag_of_a_broken_plugin_is_explained_by_it(command, installed, capsys):
-    broken = types.ModuleType("broken")
-    broken.trencadis_bucketings = lambda: ()
-    installed(broken)
+@pytest.mark.usefixtures("broken_plugin")
+def test_a_flag_of_a_broken_plugin_is_explained_by_it(command, capsys):
     assert run_main(["try", "--bucketing.spiral.limit", "3"]) == 2
     error = capsys.readouterr().err
     assert "--bucketing.spiral.limit: no such flag." in error

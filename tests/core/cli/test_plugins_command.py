@@ -56,31 +56,11 @@ def test_the_configuration_decides_what_is_active(capsys):
     assert rows["observer", "log"]["role"] == ""
 
 
-def test_defaults_are_marked_whatever_is_configured(capsys):
-    rows, _ = _components(capsys, "--scheduling.name", "other")
-    assert {name for (_, name), row in rows.items() if not row["default"]} == {"fcfs", "other", "simulated_store"}
-
-
 def test_capabilities_and_provenance_are_shown(capsys):
     row = _components(capsys)[0]["backend", "torch"]
     assert (row["provides"], row["requires"]) == (["backend.graphs"], [])
     assert (row["distribution"], row["version"], row["plugin"]) == ("", "", "house")
     assert row["summary"] == "The torch one."
-
-
-@pytest.mark.slow
-def test_a_component_by_import_path_is_listed_too(capsys):
-    rows, _ = _components(capsys, "--scheduling.name", "trencadis.interfaces:SchedulingPolicy")
-    row = rows["scheduling", "trencadis.interfaces:SchedulingPolicy"]
-    assert row["active"]
-    assert not row["default"]
-
-
-def test_the_plan_hash_changes_with_an_option(capsys):
-    plain = _components(capsys, "--bucketing.name=exponential")[1]
-    changed = _components(capsys, "--bucketing.name=exponential", "--bucketing.exponential.limit=3")[1]
-    assert len(plain) == len(changed) == 32
-    assert plain != changed
 
 
 def test_the_table_has_one_line_for_each_component(capsys):
@@ -121,27 +101,12 @@ def test_one_noun_is_listed_alone(capsys):
     assert [line.split()[0] for line in lines] == ["fair_share", "fcfs", "other"]
 
 
-def test_a_noun_without_components_says_so(capsys):
-    assert main(["plugins", "speculation"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "no component installed: speculation"
-
-
 def test_an_unknown_noun_is_refused_with_a_suggestion(capsys):
     assert main(["plugins", "schedulin"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(
         'error: plugins: there is no noun "schedulin". Did you mean "scheduling"? Choose one of: bucketing, '
     )
-
-
-def test_a_wrong_name_ends_with_the_choices_and_exit_code_2(capsys):
-    assert main(["plugins", "--bucketing.name", "exponentail"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(
-        'error: [bucketing] name = "exponentail" (from flag --bucketing.name): no such component. '
-    )
-    assert 'Did you mean "exponential"?' in captured.err
 
 
 def test_every_noun_is_listed_even_without_a_component(capsys) -> None:

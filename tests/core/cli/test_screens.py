@@ -38,13 +38,6 @@ def test_plugins_show_each_name_whole_with_state_and_summary() -> None:
     assert {"prefix_affinity", "simulated_store"} < names <= names_in(terminal.lines)
 
 
-def test_plugins_of_one_noun_leave_the_noun_out() -> None:
-    terminal = screen("plugins", "scheduling")
-    assert terminal.lines[0].split() == ["name", "state", "summary"]
-    assert {"fcfs", "fair_share", "shortest_first"} <= {line.split()[0] for line in terminal.lines}
-    assert "exponential" not in terminal.text
-
-
 def test_wide_plugins_become_paragraphs_where_columns_do_not_fit() -> None:
     text = screen("plugins", "eviction", "--wide").text
     assert re.search(r"(?m)^s3_fifo$", text)
@@ -66,25 +59,11 @@ def test_config_shows_every_key_whole_by_tables() -> None:
     assert not missing
 
 
-def test_config_of_one_table_shows_that_table() -> None:
-    terminal = screen("config", "engine", "--engine.seed", "3")
-    assert terminal.lines[0] == "[engine]"
-    assert "max_num_batched_tokens" in names_in(terminal.lines)
-    assert "block_size" not in terminal.text
-    assert re.search(r"(?m)^\s*source: flag --engine.seed$|^seed +3 +flag --engine.seed", terminal.text)
-
-
 def test_doctor_shows_what_is_not_ok_and_a_count() -> None:
     terminal = screen("doctor", "--scheduling.name", "nope", status=1)
     assert not [line for line in terminal.lines if line.startswith("OK")]
     assert [line[:4] for line in terminal.lines if line[:4].strip().isupper()] == ["FAIL"]
     assert re.fullmatch(r"\d+ ok, \d+ doubtful, 1 wrong; trencadis doctor -v shows all\.", terminal.lines[-1])
-
-
-def test_doctor_shows_all_when_it_is_asked_to() -> None:
-    terminal = screen("doctor", "-v")
-    assert sum(line.startswith("OK") for line in terminal.lines) > 20
-    assert re.fullmatch(r"\d+ ok, \d+ doubtful, 0 wrong", terminal.lines[-1])
 
 
 def test_help_lists_every_command_in_groups_and_serve_first() -> None:
@@ -115,11 +94,6 @@ def test_help_of_serve_shows_thirty_flags_and_where_all_are() -> None:
     assert {"--model.path", "--server.port", "--server.api-keys", "--parallel.tensor"} <= set(flags)
     num_all = len(list(Registry.discover().settings))
     assert f"30 of {num_all} flags of the configuration; trencadis serve --help-all lists" in terminal.text
-
-
-def test_all_flags_are_shown_on_demand() -> None:
-    terminal = screen("serve", "--help-all")
-    assert {setting.flag for setting in Registry.discover().settings} <= names_in(terminal.lines)
 
 
 def test_the_settings_that_help_shows_exist() -> None:

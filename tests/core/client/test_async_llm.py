@@ -81,11 +81,6 @@ def test_without_streaming_only_the_end_comes(run: Any) -> None:
     assert [output.finished for output in outputs] == [True]
 
 
-def test_several_completions_come_in_one_output(run: Any) -> None:
-    outputs = run(lambda llm: all_of(llm.generate((5, 6), SamplingParams(n=2, max_tokens=3))))
-    assert [one.token_ids for one in outputs[-1].outputs] == [reference((5, 6), 3)] * 2
-
-
 @pytest.mark.parametrize("how", ["close", "cancel"])
 def test_a_reader_that_leaves_frees_the_request(run: Any, how: str) -> None:
     async def use(llm: AsyncLLM) -> None:
@@ -111,46 +106,6 @@ def test_a_reader_that_leaves_frees_the_request(run: Any, how: str) -> None:
         assert frontend.engine.engine.totals.num_emitted_tokens < 240
 
     run(use)
-
-
-def test_an_abort_from_elsewhere_ends_the_loop(run: Any) -> None:
-    async def use(llm: AsyncLLM) -> RequestOutput:
-        seen = []
-        async for output in llm.generate((5, 6), LONG, request_id="mine"):
-            seen.append(output)
-            llm.abort("mine")
-        return seen[-1]
-
-    assert run(use).outputs[0].finish_reason is FinishReason.ABORT
-
-
-def test_a_bad_request_raises_and_others_go_on(run: Any) -> None:
-    async def use(llm: AsyncLLM) -> list[RequestOutput]:
-        good = asyncio.create_task(all_of(llm.generate((5, 6), FOUR)))
-        with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
-            await all_of(llm.generate((VOCAB_SIZE,), FOUR))
-        with pytest.raises(InvalidRequestError, match="no tokens"):
-            await all_of(llm.generate("", FOUR))
-        return await good
-
-    assert run(use)[-1].outputs[0].token_ids == reference((5, 6), 4)
-
-
-def test_a_live_request_id_is_refused(run: Any) -> None:
-    async def use(llm: AsyncLLM) -> None:
-        first: Any = llm.generate((5, 6), LONG, request_id="twice")
-        await anext(first)
-        with pytest.raises(InvalidRequestError, match="live already"):
-            await all_of(llm.generate((5, 6), FOUR, request_id="twice"))
-        assert llm._runner.frontend.find("twice") is not None
-        await first.aclose()
-
-    run(use)
-
-
-def test_a_chat_is_its_template_generated(run: Any) -> None:
-    outputs = run(lambda llm: all_of(llm.chat([{"role": "user", "content": "Hello"}], FOUR)))
-    assert outputs[-1].outputs[0].token_ids == reference(outputs[-1].prompt_token_ids, 4)
 
 
 def test_no_template_holds_up_the_other_requests_of_a_loop(run: Any) -> None:
@@ -318,47 +273,6 @@ def test_cancelling_a_beam_search_ends_its_beams(run: Any) -> None:
         return llm.num_live
 
     assert run(use) == 0
-
-
-def test_terms_of_a_beam_search_reach_the_policy(fake_house: House) -> None:
-    seen: list[Request] = []
-
-    class Notes(SchedulingPolicy):
-        def on_added(self, *, slot: int, request: Request) -> None:
-            seen.append(request)
-
-    async def main() -> None:
-        async with AsyncLLM.from_config(*fake_house(policy=Notes)) as llm:
-            terms = RequestTerms(tenant="acme", cache_salt="s", priority=2)
-            await llm.beam_search((5, 6), BeamSearchParams(beam_width=2, max_tokens=2), terms=terms)
-
-    asyncio.run(main())
-    assert len(seen) == 3
-    assert {(one.tenant, one.cache_salt, one.priority) for one in seen} == {("acme", "s", 2)}
-
-
-def test_totals_are_the_engines(run: Any) -> None:
-    async def use(llm: AsyncLLM) -> dict[str, Any]:
-        await all_of(llm.generate((5, 6), FOUR))
-        return await llm.totals()
-
-    assert run(use)["num_emitted_tokens"] == 4
-
-
-def test_transfer_parameters_reach_the_connector_and_its_answer_comes_back(fake_house: House) -> None:
-    from support.kv.echo_connector import EchoConnector
-
-    echo = EchoConnector()
-
-    async def main() -> None:
-        async with AsyncLLM.from_config(*fake_house(connector=echo)) as llm:
-            outputs = await all_of(llm.generate((5,), FOUR, transfer_params={"a": 1}))
-            assert outputs[-1].transfer_params == {"asked": {"a": 1}, "prompt": [5]}
-            assert all(one.transfer_params is None for one in outputs[:-1])
-            await llm.reject_transfer({"b": 2})
-
-    asyncio.run(main())
-    assert echo.rejected == [{"b": 2}]
 
 
 def test_scheduling_parameters_are_one_value_or_given_by_name_but_not_both(run: Any) -> None:

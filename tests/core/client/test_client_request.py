@@ -87,11 +87,6 @@ def request(**params: object) -> Request:
     return Request(request_id="r", prompt_token_ids=(1, 2), params=SamplingParams(**params), tenant="t", priority=3)
 
 
-def test_one_completion_is_the_request_itself() -> None:
-    one = request(seed=5)
-    assert expand(one) == (one,)
-
-
 def test_each_completion_has_its_own_name_and_the_seed_counted_up() -> None:
     parts = expand(request(n=3, seed=5, temperature=0.5))
     assert [part.request_id for part in parts] == ["r/0", "r/1", "r/2"]
@@ -102,10 +97,6 @@ def test_each_completion_has_its_own_name_and_the_seed_counted_up() -> None:
 
 def test_the_largest_seed_wraps_around() -> None:
     assert [part.params.seed for part in expand(request(n=2, seed=2**63 - 1))] == [2**63 - 1, 0]
-
-
-def test_without_a_seed_no_completion_gets_one() -> None:
-    assert [part.params.seed for part in expand(request(n=2))] == [None, None]
 
 
 def test_prompt_logprobs_are_computed_once() -> None:
@@ -146,12 +137,6 @@ def test_the_largest_mean_comes_first_whatever_the_length() -> None:
         (1, "text 1", pytest.approx(-1.5)),
     ]
     assert all(one.logprobs is None for one in chosen)
-
-
-def test_log_probabilities_are_kept_for_who_asked_with_the_new_index() -> None:
-    (best,) = best_of([made(0, -3.0), made(1, -1.0)], 1, has_logprobs=True)
-    assert best.logprobs is not None
-    assert [(entry.index, entry.logprob) for entry in best.logprobs] == [(0, -1.0)]
 
 
 def test_equals_keep_their_order_and_what_failed_comes_last() -> None:

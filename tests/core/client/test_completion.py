@@ -33,13 +33,6 @@ def test_an_unwatched_completion_takes_everything_at_its_end(tokenizer: Tokenize
     assert completion.ended.num_cached_tokens == 4
 
 
-def test_a_stream_shows_text_while_it_runs(tokenizer: Tokenizer) -> None:
-    completion = make(tokenizer)
-    completion.append(tokenizer.encode(" one"))
-    output = completion.output()
-    assert (output.text, output.finish_reason) == (" one", None)
-
-
 def test_an_output_stays_as_it_was_while_the_completion_grows(tokenizer: Tokenizer) -> None:
     completion = make(tokenizer)
     completion.append((5, 6))
@@ -49,28 +42,6 @@ def test_an_output_stays_as_it_was_while_the_completion_grows(tokenizer: Tokeniz
     late = completion.output()
     assert (early.token_ids, late.token_ids) == ((5, 6), (5, 6, 7))
     assert type(late.token_ids) is tuple
-
-
-def test_what_is_held_back_comes_with_the_end(tokenizer: Tokenizer) -> None:
-    half = tokenizer.encode("你")[:1]
-    completion = make(tokenizer)
-    completion.append(half)
-    assert completion.output().text == ""
-    completion.finish(end(list(half)))
-    assert completion.output().text == tokenizer.decode(half) != ""
-
-
-@pytest.mark.parametrize(("include", "text"), [(False, "one"), (True, "one two")])
-def test_a_stop_string_ends_text_and_tokens(tokenizer: Tokenizer, include: bool, text: str) -> None:
-    ids = list(tokenizer.encode("one two three four"))
-    num_kept = next(size for size in range(len(ids)) if "two" in tokenizer.decode(ids[:size]))
-    completion = make(tokenizer, stop=[" two"], include_stop_str_in_output=include)
-    assert completion.append(ids)
-    completion.finish(end(ids, FinishReason.STOP))
-    output = completion.output()
-    assert output.text == text
-    assert output.token_ids == tuple(ids[:num_kept])
-    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, " two")
 
 
 def test_tokens_after_a_stop_string_are_dropped_until_the_engine_ends_it(tokenizer: Tokenizer) -> None:
@@ -90,55 +61,6 @@ def test_a_completion_that_never_ran_says_why(tokenizer: Tokenizer) -> None:
     completion = make(tokenizer)
     completion.fail("it was refused.")
     assert (completion.output().finish_reason, completion.error) == (FinishReason.IGNORED, "it was refused.")
-
-
-def test_a_stop_string_in_the_last_token_wins_over_the_length_limit(tokenizer: Tokenizer) -> None:
-    ids = list(tokenizer.encode("one two"))
-    completion = make(tokenizer, stop=["two"])
-    assert completion.append(ids)
-    completion.finish(end(ids, FinishReason.LENGTH))
-    assert completion.output().finish_reason is FinishReason.STOP
-
-
-def test_text_that_only_began_a_stop_string_comes_with_the_end(tokenizer: Tokenizer) -> None:
-    ids = list(tokenizer.encode("one tw"))
-    completion = make(tokenizer, stop=["two"])
-    assert not completion.append(ids)
-    assert completion.output().text == "one "
-    completion.finish(end(ids))
-    assert completion.output().text == "one tw"
-    assert completion.output().finish_reason is FinishReason.LENGTH
-
-
-def test_half_a_character_comes_with_the_end_also_through_the_search_for_stop_strings(tokenizer: Tokenizer) -> None:
-    ids = [*tokenizer.encode("one"), *tokenizer.encode("你")[:1]]
-    completion = make(tokenizer, stop=["two"])
-    completion.append(ids)
-    completion.finish(end(ids))
-    assert completion.output().text == tokenizer.decode(ids)
-
-
-def test_no_stop_string_is_found_before_min_tokens(tokenizer: Tokenizer) -> None:
-    ids = [*tokenizer.encode("a"), *tokenizer.encode("a"), *tokenizer.encode("b"), *tokenizer.encode("a")]
-    completion = make(tokenizer, stop=["a"], min_tokens=2)
-    assert completion.append(ids)
-    assert completion.output().text == "aab"
-
-
-@pytest.mark.parametrize("streams", [True, False])
-@pytest.mark.parametrize(("include", "text"), [(False, "one"), (True, "one two")])
-def test_a_stop_token_is_kept_as_a_token_but_not_as_text(
-    tokenizer: Tokenizer, streams: bool, include: bool, text: str
-) -> None:
-    one, two = tokenizer.encode("one"), tokenizer.encode(" two")
-    ids = [*one, *two]
-    assert len(two) == 1
-    completion = make(tokenizer, streams=streams, stop_token_ids=two, include_stop_str_in_output=include)
-    if streams:
-        completion.append(ids, ends_with_stop_token=True)
-    completion.finish(end(ids, FinishReason.STOP, stop_token_id=two[0]))
-    output = completion.output()
-    assert (output.text, output.token_ids, output.stop_reason) == (text, tuple(ids), two[0])
 
 
 def test_logprobs_are_given_to_those_who_asked_and_no_more_than_there_are_tokens(tokenizer: Tokenizer) -> None:

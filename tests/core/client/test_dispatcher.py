@@ -118,15 +118,6 @@ def test_after_the_end_everybody_who_waits_is_told_why(house: House) -> None:
     assert house.dispatcher.num_live == house.dispatcher.num_unanswered == 0
 
 
-def test_an_end_is_not_obeyed_but_said(house: House) -> None:
-    assert house.dispatcher.execute(End()) is False
-
-
-def test_what_is_said_after_the_end_names_the_cause() -> None:
-    cause = ValueError("x")
-    assert engine_ended(cause).__cause__ is cause
-
-
 def test_a_question_is_answered_between_steps_and_what_cannot_be_is_its_own_error(house: House) -> None:
     question, wrong, late = (ControlRequest(name=name) for name in ("scheduling", "nonsense", "scheduling"))
     assert house.dispatcher.execute(question)
@@ -136,10 +127,3 @@ def test_a_question_is_answered_between_steps_and_what_cannot_be_is_its_own_erro
     house.dispatcher.reject(late, EngineEndedError("it has ended."))
     assert isinstance(late.future.exception(), EngineEndedError)
     assert house.dispatcher.num_unanswered == 0
-
-
-def test_every_question_has_an_answer_of_its_own() -> None:
-    first, second = Embed(prompts=("a",), request_id="x"), Embed(prompts=("a",), request_id="x")
-    assert first != second
-    assert first.future is not second.future
-    assert MetricsRequest().future is not MetricsRequest().future

@@ -15,14 +15,6 @@ from trencadis.records import EmbeddingRequest, FinishedSequence, FinishReason, 
 from trencadis_testing.engines import make_engine
 
 
-def test_a_client_that_lacks_a_method_fails_when_it_is_made() -> None:
-    class Half(EngineClient):
-        def close(self) -> None: ...
-
-    with pytest.raises(TypeError, match="abstract"):
-        Half()  # type: ignore[abstract]
-
-
 def test_news_are_the_deltas_in_plain_numbers() -> None:
     end = FinishedSequence(
         request_id="a", slot=4, token_ids=np.array([5, 6]), finish_reason=FinishReason.LENGTH, num_prompt_tokens=3
@@ -67,24 +59,6 @@ def test_an_interrupt_ends_the_present_rest_and_the_next_one(client: LocalEngine
     start_s = time.monotonic()
     client.rest(0.02)
     assert time.monotonic() - start_s >= 0.015
-
-
-def test_ends_are_known_at_once(client: LocalEngineClient) -> None:
-    for name in "ab":
-        client.add(Request(request_id=name, prompt_token_ids=(1, 2), params=SamplingParams(max_tokens=9)))
-    aborted, stopped = client.abort("a"), client.stop("b")
-    assert aborted is not None
-    assert stopped is not None
-    assert (aborted.finish_reason, stopped.finish_reason) == (FinishReason.ABORT, FinishReason.STOP)
-    assert client.abort("a") is None
-    assert not client.has_work
-    assert not client.is_stalled
-
-
-def test_texts_are_embedded_in_a_step(client: LocalEngineClient) -> None:
-    client.embed(EmbeddingRequest(request_id="e", token_ids=(1, 2)))
-    assert client.has_work
-    assert [one.request_id for one in client.step().embeddings] == ["e"]
 
 
 def test_the_texts_of_all_observers_come_one_after_the_other(client: LocalEngineClient) -> None:

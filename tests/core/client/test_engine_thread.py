@@ -62,15 +62,6 @@ async def last_of(stream: OutputStream) -> RequestOutput:
     return output
 
 
-def test_outputs_reach_the_coroutine(open_thread: Callable[..., EngineThread]) -> None:
-    async def read(thread: EngineThread) -> tuple[int, ...]:
-        one = submission()
-        thread.send(one)
-        return (await last_of(one.stream)).outputs[0].token_ids
-
-    assert asyncio.run(read(open_thread())) == tuple(fake_text(PROMPT, 5, vocab_size=VOCAB_SIZE))
-
-
 class Watched(Frontend):
     """Counts how often somebody asks whether there is work, and says when there is none after some."""
 
@@ -99,18 +90,6 @@ def test_without_work_the_thread_is_blocked(tokenizer: Tokenizer) -> None:
     threading.Event().wait(0.2)  # thousands of turns for a thread that does not block
     assert frontend.num_unanswered <= before + 5
     thread.close()
-
-
-def test_a_refused_request_tells_only_its_own_reader(open_thread: Callable[..., EngineThread]) -> None:
-    async def read(thread: EngineThread) -> RequestOutput:
-        bad, good = submission("bad", (VOCAB_SIZE,)), submission("good")
-        thread.send(bad)
-        thread.send(good)
-        with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
-            await last_of(bad.stream)
-        return await last_of(good.stream)
-
-    assert asyncio.run(read(open_thread())).outputs[0].finish_reason is FinishReason.LENGTH
 
 
 def test_an_abort_ends_the_request_and_its_reader_gets_what_there_is(open_thread: Callable[..., EngineThread]) -> None:

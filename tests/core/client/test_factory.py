@@ -29,26 +29,10 @@ def test_the_model_may_be_given_as_its_whole_table() -> None:
     assert (config.model.path, config.model.max_model_len) == ("demo", 64)
 
 
-def test_nothing_given_leaves_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRENCADIS_CONFIG", raising=False)
-    monkeypatch.delenv("TRENCADIS_MODEL__PATH", raising=False)
-    config, _ = configure(None, config_file=None, tables={})
-    assert config.model == Config().model
-
-
 @pytest.mark.parametrize("tables", [{"engin": {"max_num_seqs": 8}}, {"engine": {"max_num_seq": 8}}])
 def test_a_misspelt_table_or_key_is_named_with_a_suggestion(tables: dict[str, dict[str, int]]) -> None:
     with pytest.raises(UnknownKeyError, match="Did you mean"):
         configure("demo", config_file=None, tables=tables)
-
-
-def test_a_frontend_is_ready_for_requests(fake_house: Callable[..., tuple[Config, Registry]]) -> None:
-    frontend = open_local_frontend(*fake_house())
-    client = frontend.submit("Hello", SamplingParams(max_tokens=2), request_id="a")
-    while frontend.has_work:
-        frontend.step()
-    frontend.close()
-    assert len(client.output().outputs[0].token_ids) == 2
 
 
 def test_a_wrong_tokenizer_path_is_known_before_any_weights_are_read(

@@ -71,14 +71,6 @@ def test_what_is_no_chat_is_shown_whole(llm: LLM, messages: Any) -> None:
         llm.chat(messages)
 
 
-def test_no_prompts_give_no_outputs(llm: LLM) -> None:
-    assert llm.generate([]) == []
-
-
-def test_the_defaults_of_the_parameters_hold_without_any(llm: LLM) -> None:
-    assert len(llm.generate([5])[0].outputs[0].token_ids) == SamplingParams().max_tokens
-
-
 BAD_PROMPTS = [
     ("", "no tokens"),
     ([], "empty prompt"),
@@ -109,12 +101,6 @@ def test_a_list_can_be_refused_whole_and_nothing_of_it_runs(llm: LLM, bad: Any, 
 def test_only_the_two_answers_to_a_refusal_exist(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r'on_refusal = .skip.*"ignore" or "raise"'):
         llm.generate([[5]], FOUR, on_refusal="skip")  # type: ignore[arg-type]
-
-
-def test_a_bad_single_prompt_has_no_index(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="no tokens") as caught:
-        llm.generate("", FOUR)
-    assert "prompts[" not in str(caught.value)
 
 
 def test_a_refusal_by_the_policy_takes_back_the_prompts_before_it(fake_house: House) -> None:
@@ -178,15 +164,6 @@ def test_terms_reach_the_policy_one_for_all_or_one_for_each_prompt(fake_house: H
     assert (streamed.ttft_target_s, streamed.tpot_target_s) == (1, 2)
 
 
-def test_terms_that_nobody_gave_ask_for_nothing(fake_house: House) -> None:
-    policy = Notes()
-    with LLM.from_config(*fake_house(policy=lambda: policy)) as llm:
-        llm.generate([5], FOUR, tenants="acme")
-    (seen,) = policy.requests
-    assert (seen.cache_salt, seen.weight) == ("acme", 1.0)
-    assert seen.ttft_target_s == seen.tpot_target_s == math.inf
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -199,27 +176,6 @@ def test_impossible_terms_are_refused_with_the_prompts_index(llm: LLM, arguments
     with pytest.raises(InvalidRequestError, match=message):
         llm.generate([[5], [6]], FOUR, **arguments)
     assert len(llm.generate([[5], [6]], FOUR)) == 2
-
-
-def test_a_failed_step_fails_its_request_and_no_other(fake_house: House) -> None:
-    def fails(batch: Any, one: Any) -> None:
-        if 7 in one.query_lens:
-            raise RuntimeError("seven is unlucky")
-
-    with LLM.from_config(*fake_house(fails=fails)) as llm:
-        outputs = llm.generate([[5, 6], [9] * 7, [8]], FOUR)
-    assert [output.outputs[0].finish_reason for output in outputs] == [
-        FinishReason.LENGTH,
-        FinishReason.ERROR,
-        FinishReason.LENGTH,
-    ]
-    assert "seven is unlucky" in outputs[1].error
-    assert outputs[0].error == outputs[2].error == ""
-
-
-def test_several_completions_of_several_prompts(llm: LLM) -> None:
-    outputs = llm.generate([[5], [6]], SamplingParams(n=2, max_tokens=3))
-    assert [[one.index for one in output.outputs] for output in outputs] == [[0, 1], [0, 1]]
 
 
 def test_a_chat_is_its_template_generated(llm: LLM, tokenizer: Tokenizer) -> None:
@@ -296,17 +252,6 @@ def test_an_interrupted_run_leaves_nothing_in_the_engine(llm: LLM, monkeypatch: 
     assert llm.generate([5], FOUR)[0].finished
 
 
-def test_a_misspelt_table_is_named_with_a_suggestion() -> None:
-    with pytest.raises(UnknownKeyError, match="Did you mean"):
-        LLM("demo", enginee={"max_num_seqs": 8})
-
-
-def test_facts_about_the_model_are_there(llm: LLM) -> None:
-    assert llm.model.architecture == "Fake"
-    assert llm.max_model_len == 256
-    assert llm.plan_hash
-
-
 def test_beam_search_gives_the_best_of_each_prompt_in_order(llm: LLM) -> None:
     two = BeamSearchParams(beam_width=2, max_tokens=2, ignore_eos=True)
     three = BeamSearchParams(beam_width=3, n=1, max_tokens=4, ignore_eos=True)
@@ -315,34 +260,6 @@ def test_beam_search_gives_the_best_of_each_prompt_in_order(llm: LLM) -> None:
     assert first.prompt == "Hello there"
     assert [one.token_ids for one in first.outputs] == [(0, 0), (0, 1)]
     assert [(one.token_ids, one.score) for one in second.outputs] == [((0, 0, 0, 0), -1.0)]
-
-
-def test_what_was_searched_leaves_the_numbers_of_requests_alone(llm: LLM) -> None:
-    llm.beam_search([5], BeamSearchParams(max_tokens=2))
-    assert llm.generate([5], FOUR)[0].request_id == "0"
-
-
-def test_beam_search_of_nothing_is_nothing_and_one_prompt_has_no_index(llm: LLM) -> None:
-    assert llm.beam_search([]) == []
-    with pytest.raises(PromptTooLongError) as caught:
-        llm.beam_search([6] * 256)
-    assert "prompts[" not in str(caught.value)
-
-
-def test_best_of_returns_n_of_what_was_generated(llm: LLM) -> None:
-    (output,) = llm.generate([5, 6], SamplingParams(max_tokens=3, n=2, best_of=5))
-    assert [one.index for one in output.outputs] == [0, 1]
-    assert [one.score for one in output.outputs] == [-1.0, -1.0]  # the fake backend's
-    assert output.num_discarded_tokens == 9
-
-
-def test_totals_count_what_the_engine_did(llm: LLM) -> None:
-    before = llm.totals()
-    llm.generate([[5], [6]], SamplingParams(max_tokens=3))
-    after = llm.totals()
-    assert after["num_emitted_tokens"] - before["num_emitted_tokens"] == 6
-    assert after["num_sequence_steps"] - before["num_sequence_steps"] == 6
-    assert after["num_steps"] - before["num_steps"] == 3
 
 
 def test_transfer_parameters_reach_the_connector_and_its_answer_comes_back(fake_house: House) -> None:

@@ -58,15 +58,6 @@ def deltas(tokens: dict[int, list[int]], *finished: FinishedSequence, **more: ob
     )
 
 
-def test_each_sequence_gets_its_own_tokens(house: House) -> None:
-    first, second = house.add("a", 3, streams=True), house.add("b", 1, streams=True)
-    house.add("c", 2)
-    changed = house.processor.process(deltas({1: [10], 2: [11, 12], 3: [13, 14, 15]}))
-    assert set(changed) == {first, second}
-    assert first.output().outputs[0].token_ids == (13, 14, 15)
-    assert second.output().outputs[0].token_ids == (10,)
-
-
 def test_who_does_not_stream_is_heard_of_once_at_the_end(house: House) -> None:
     client = house.add("a", 0)
     assert house.processor.process(deltas({0: [10]})) == []
@@ -87,18 +78,6 @@ def test_a_step_costs_nothing_for_sequences_that_nobody_watches(house: House, mo
     assert calls == ["watched"]
 
 
-def test_a_stop_string_stops_the_sequence_in_the_engine(house: House) -> None:
-    word = house.tokenizer.encode("stop")
-    client = house.add("a", 0, stop=["stop"])
-    changed = house.processor.process(deltas({0: [10, *word, 11]}))
-    assert house.stopped == ["a"]
-    assert changed == [client]
-    output = client.output()
-    assert output.finished
-    assert output.outputs[0].token_ids == (10, *word)
-    assert len(house.processor) == 0
-
-
 def test_a_sequence_that_ended_by_itself_is_not_stopped_again(house: House) -> None:
     word = list(house.tokenizer.encode("stop"))
     client = house.add("a", 0, stop=["stop"])
@@ -116,14 +95,6 @@ def test_the_end_is_matched_by_name_because_the_slot_may_be_anothers(house: Hous
     assert new.output().outputs[0].token_ids == (10,)
     house.processor.process(deltas({4: [11]}))
     assert new.output().outputs[0].token_ids == (10, 11)
-
-
-def test_a_stop_token_is_no_text_of_a_stream(house: House) -> None:
-    ids = [*house.tokenizer.encode("one"), *house.tokenizer.encode(" two")]
-    client = house.add("a", 0, streams=True)
-    house.processor.process(deltas({0: ids}, end("a", 0, ids, FinishReason.STOP, stop=ids[-1])))
-    assert client.output().outputs[0].text == "one"
-    assert client.output().outputs[0].token_ids == tuple(ids)
 
 
 def test_logprobs_find_their_sequence_by_position_in_the_step_and_prompt_logprobs_by_slot(house: House) -> None:

@@ -91,11 +91,6 @@ def test_a_component_declares_names_for_settings_of_other_tables():
     assert (resolved.values["bucketing.name"], resolved.sources["bucketing.name"]) == ("auto", "default")
 
 
-def test_explanation_names_the_alias_as_the_source():
-    rows = {row.path: row for row in explain(load_config(components=WIDE, environ={"OTHER_NO_WARMUP": "1"}))}
-    assert (rows["engine.warmup"].value, rows["engine.warmup"].source) == ("false", "environment OTHER_NO_WARMUP")
-
-
 def test_file_is_weaker_and_flag_and_argument_are_stronger(tmp_path):
     file = tmp_path / "serve.toml"
     file.write_text("[bucketing.plain]\nsize = 2\n")
@@ -150,10 +145,6 @@ def test_text_without_a_meaning_is_refused_with_name_and_value(environ, said):
     assert str(caught.value).startswith(said)
 
 
-def test_unknown_names_of_other_software_are_none_of_our_business():
-    assert from_aliases({"OTHER_NO_SUCH_THING": "1"}, settings_of(COMPONENTS)) == []
-
-
 @attrs.frozen(kw_only=True)
 class SizesConfig:
     """Table ``[bucketing.sizes]``: bucket sizes under the names of other software."""
@@ -198,18 +189,6 @@ def test_bucket_size_that_nobody_reads_is_reported(caplog, environ, overrides, s
     with caplog.at_level(logging.WARNING, logger="trencadis"):
         load_config(components=SIZED, environ=environ, overrides=overrides)
     assert caplog.messages == said
-
-
-def test_every_alias_leads_to_a_setting():
-    settings = settings_of(COMPONENTS)
-    aliases = aliases_of(settings)
-    assert Alias("OLDER_WIDTH", "bucketing.plain.width") in aliases
-    assert all(settings.get(alias.path) is not None for alias in aliases)
-
-
-def test_reference_lists_an_alias_once_with_all_its_settings():
-    rows = dict(alias_rows(settings_of(COMPONENTS)))
-    assert rows["OTHER_SIZE"] == "`bucketing.plain.size`, `bucketing.twin.size`"
 
 
 @pytest.mark.parametrize(("text", "value"), [("T", True), (" on ", True), ("1", True), ("F", False), ("No", False)])

@@ -19,22 +19,10 @@ class Sample:
             raise ValueError("must not be below low")
 
 
-def test_the_field_whose_validator_objects_is_found():
-    found = culprit(Sample, {"low": -1, "high": 3})
-    assert found is not None
-    assert found[0].name == "low"
-
-
 def test_a_validator_that_compares_fields_is_asked_with_all_of_them():
     found = culprit(Sample, {"low": 5, "high": 3})
     assert found is not None
     assert (found[0].name, str(found[1])) == ("high", "must not be below low")
-
-
-def test_a_converter_that_raises_is_blamed_on_its_field():
-    found = culprit(Sample, {"high": "many"})
-    assert found is not None
-    assert found[0].name == "high"
 
 
 def test_nobody_is_blamed_for_values_that_all_fit():

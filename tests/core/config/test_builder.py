@@ -18,11 +18,6 @@ def _said(components, overrides, error_type=ConfigValueError):
     return str(caught.value)
 
 
-def test_every_registered_component_has_its_defaults(components):
-    tiles = _load(components, {}).bucketing.components["tiles"]
-    assert (tiles.limit, tiles.ratio, tiles.colours, tiles.inner.depth) == (0, 0.5, ("blue", "white"), 1)
-
-
 def test_a_nested_table_is_built(components):
     config = _load(components, {"bucketing.tiles.inner.depth": 7, "bucketing.tiles.weights": {"a": 2}})
     assert config.bucketing.components["tiles"].inner.depth == 7
@@ -37,28 +32,10 @@ def test_a_component_whose_required_value_is_missing_is_left_out_unless_named(co
     )
 
 
-def test_a_named_component_with_its_required_value_is_built(components):
-    config = _load(components, {"kv_connector.name": "store", "kv_connector.store.url": "redis://x"})
-    assert config.kv_connector.components["store"].url == "redis://x"
-
-
-def test_a_value_out_of_range_is_said_in_our_words(components):
-    assert _said(components, {"bucketing.tiles.limit": -1}) == (
-        "[bucketing.tiles] limit = -1 (from argument): must be >= 0."
-    )
-
-
 def test_a_components_own_validator_keeps_its_words(components):
     overrides = {"kv_connector.store": {"url": "x", "tries": 4}}
     assert _said(components, overrides) == (
         "[kv_connector.store] tries = 4 (from argument): more than 3 tries need policy eager."
-    )
-
-
-def test_a_choice_is_suggested(components):
-    overrides = {"kv_connector.store": {"url": "x", "policy": "eagre"}}
-    assert _said(components, overrides) == (
-        '[kv_connector.store] policy = "eagre" (from argument): did you mean "eager"? It must be one of: lazy, eager.'
     )
 
 
@@ -99,10 +76,6 @@ def test_options_reach_the_component_given_by_import_path(components):
     assert _load(components, overrides).scheduling.components == {"a.b:Policy": {"limit": 3}}
 
 
-def test_an_import_path_without_options_has_an_empty_table(components):
-    assert _load(components, {"observer.names": ["a.b:Watcher"]}).observer.components == {"a.b:Watcher": {}}
-
-
 def test_options_as_text_are_read_as_toml_where_they_are_toml():
     flags = [
         "--scheduling.name=a:B",
@@ -125,8 +98,3 @@ def test_options_without_an_import_path_are_refused(components):
 def test_options_that_could_belong_to_two_components_are_refused(components):
     said = _said(components, {"observer": {"names": ["a:B", "c:D"], "options": {"x": 1}}}, UnknownKeyError)
     assert said.startswith("[observer.options] (from argument): they could belong to any of: a:B, c:D.")
-
-
-def test_a_colon_makes_an_import_path():
-    assert is_import_path("my_package.module:Policy")
-    assert not is_import_path("fcfs")

@@ -57,25 +57,6 @@ def test_the_strongest_source_wins_and_is_named(components, tmp_path, chosen):
         assert resolved.sources[path] == (names[strongest] if strongest else "default")
 
 
-def test_without_any_source_the_config_is_the_schemas_own():
-    resolved = load_config(environ={})
-    assert resolved.config == Config()
-    assert set(resolved.sources.values()) == {"default"}
-
-
-def test_one_key_has_three_spellings(components, tmp_path):
-    file = tmp_path / "serve.toml"
-    file.write_text("[bucketing.tiles]\nlimit = 12\n")
-    configs = [
-        load_config(components=components, environ={}, file=file).config,
-        load_config(components=components, environ={"TRENCADIS_BUCKETING__TILES__LIMIT": "12"}).config,
-        load_config(components=components, environ={}, flags=["--bucketing.tiles.limit", "12"]).config,
-        load_config(components=components, environ={}, overrides={"bucketing.tiles.limit": 12}).config,
-    ]
-    assert configs[0].bucketing.components["tiles"].limit == 12
-    assert all(config == configs[0] for config in configs)
-
-
 def test_the_environment_can_name_the_file(tmp_path):
     file = tmp_path / "serve.toml"
     file.write_text("[engine]\nseed = 7\n")
@@ -93,13 +74,6 @@ def test_a_named_file_beats_the_environments(tmp_path):
 def test_the_process_environment_is_read_if_none_is_given(monkeypatch):
     monkeypatch.setenv("TRENCADIS_ENGINE__SEED", "11")
     assert load_config().config.engine.seed == 11
-
-
-def test_a_whole_number_may_stand_for_a_float(tmp_path):
-    file = tmp_path / "serve.toml"
-    file.write_text("[engine]\nmax_wait_s = 3\n")
-    found = load_config(file=file, environ={}).config.engine.max_wait_s
-    assert (found, type(found)) == (3.0, float)
 
 
 @pytest.mark.parametrize(
@@ -141,16 +115,6 @@ def test_a_text_in_a_file_is_no_number(tmp_path):
     assert str(caught.value) == '[engine] seed = "3" (from serve.toml): must be a whole number.'
 
 
-def test_a_missing_file_is_an_error():
-    with pytest.raises(ConfigError, match=r"nope\.toml: no such config file"):
-        load_config(file=Path("nope.toml"), environ={})
-
-
-def test_sources_cannot_be_changed_by_a_reader():
-    with pytest.raises(TypeError):
-        load_config(environ={}).sources["engine.seed"] = "me"  # type: ignore[index]
-
-
 # --------------------------------------------------------------------------------------------- blocked plugins
 
 
@@ -160,17 +124,6 @@ def test_blocked_plugins_of_the_environment_are_added(tmp_path):
     resolved = load_config(file=file, environ={"TRENCADIS_BLOCKED_PLUGINS": "b, c"})
     assert resolved.config.plugins.blocked == ("a", "b", "c")
     assert resolved.sources["plugins.blocked"] == "serve.toml, environment TRENCADIS_BLOCKED_PLUGINS"
-
-
-def test_blocked_plugins_of_the_environment_alone_are_the_source():
-    resolved = load_config(environ={"TRENCADIS_BLOCKED_PLUGINS": "a"})
-    assert resolved.config.plugins.blocked == ("a",)
-    assert resolved.sources["plugins.blocked"] == "environment TRENCADIS_BLOCKED_PLUGINS"
-
-
-def test_blocked_plugins_are_added_to_those_of_a_flag():
-    environ = {"TRENCADIS_BLOCKED_PLUGINS": "c"}
-    assert load_config(environ=environ, flags=["--plugins.blocked", "a, b"]).config.plugins.blocked == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(

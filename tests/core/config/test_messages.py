@@ -40,11 +40,6 @@ def test_a_source_is_named_and_a_default_called_so():
     assert origin("") == ""
 
 
-def test_an_error_names_table_key_value_source_and_reason():
-    error = value_error("bucketing.tiles.limit", -1, "serve.toml", "must be >= 0.")
-    assert str(error) == "[bucketing.tiles] limit = -1 (from serve.toml): must be >= 0."
-
-
 def test_a_key_of_the_top_level_has_no_brackets():
     assert spot("server", 80, "") == "server = 80"
 

@@ -71,12 +71,6 @@ def test_choices_are_listed():
     assert describe(setting) == "one of: auto, float32, bfloat16, float16"
 
 
-def test_flag_names_are_sorted():
-    names = flag_names(settings_of())
-    assert names == sorted(names)
-    assert "--engine.max-num-seqs" in names
-
-
 def test_tables_of_one_noun_can_be_shown_alone(components):
     text = tables_reference(settings_of(components), nouns={"bucketing"})
     assert text.startswith("## `[bucketing]`\n")

@@ -21,16 +21,6 @@ def test_a_field_gives_key_flag_and_environment_name(components):
     assert (setting.unit, setting.help) == ("tiles", "Most tiles.")
 
 
-def test_flags_have_dots_between_tables_and_dashes_in_keys():
-    setting = settings_of().get("draft_length.fallback")
-    assert setting is not None
-    assert setting.flag == "--draft_length.fallback"
-    longer = settings_of().get("engine.max_num_seqs")
-    assert longer is not None
-    assert longer.flag == "--engine.max-num-seqs"
-    assert longer.environment == "TRENCADIS_ENGINE__MAX_NUM_SEQS"
-
-
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("noun", ["kv_policy", "kv_connector", "kv_codec", "backend", "executor"])
 def test_a_noun_whose_component_nothing_replaces_has_no_key_for_a_fallback(noun):
@@ -50,27 +40,6 @@ def test_a_nested_config_class_is_a_table_of_its_own(components):
     assert setting is not None
     assert setting.default == 1
     assert settings_of(components).get("bucketing.tiles.inner") is None
-
-
-def test_defaults_of_nouns_are_the_roots_own():
-    settings = settings_of()
-    assert {noun: settings.get(f"{noun}.name").default for noun in ("bucketing", "scheduling", "executor")} == {
-        "bucketing": "auto",
-        "scheduling": "fair_share",
-        "executor": "auto",
-    }
-
-
-def test_a_field_without_default_is_required(components):
-    assert settings_of(components).get("kv_connector.store.url").default is attrs.NOTHING
-
-
-def test_component_objects_are_no_setting(components):
-    assert not [setting for setting in settings_of(components) if setting.key == "components"]
-
-
-def test_components_are_listed_without_their_nested_tables(components):
-    assert settings_of(components).components_of("bucketing") == ["tiles"]
 
 
 def test_every_setting_of_the_schema_says_what_it_means():

@@ -111,25 +111,6 @@ def serve(executor: FakeExecutor, **options: Any) -> tuple[dict[str, Any], dict[
     return ended, embedded
 
 
-@given(
-    losses=st.sets(st.integers(0, 60), max_size=2),
-    num_blocks=st.sampled_from([18, 24, 60]),
-    preemption=st.sampled_from(["recompute", "swap"]),
-    overlap=st.booleans(),
-    caches=st.booleans(),
-)
-def test_whenever_ranks_are_lost_every_text_is_what_it_would_have_been(losses, num_blocks, preemption, overlap, caches):
-    executor = Lossy(losses)
-    ended, embedded = serve(
-        executor, num_blocks=num_blocks, preemption=preemption, async_scheduling=overlap, prefix_caching=caches
-    )
-    found = {name: (one.token_ids.tolist(), one.error) for name, one in ended.items()}
-    assert found == {name: (fake_text(prompt, 14, eos=-1), "") for name, prompt in PROMPTS.items()}
-    assert {name: one.vector.tolist() for name, one in embedded.items()} == {
-        name: pytest.approx(fake_embedding(tokens)) for name, tokens in TEXTS.items()
-    }
-
-
 @example(  # one that was preempted waits for its last token, which is lost
     losses={0, 50},
     num_blocks=18,

@@ -42,17 +42,6 @@ def test_a_requirement_that_nobody_meets_names_both_sides_and_who_could(registry
     )
 
 
-def test_an_impossible_combination_is_a_config_error(registry):
-    with pytest.raises(ConfigError):
-        _plan(registry, speculation__name="tree")
-
-
-def test_a_requirement_that_is_met_passes(registry):
-    assert (
-        _plan(registry, speculation__name="tree", backend__name="gaudi").choices["speculation"].component.name == "tree"
-    )
-
-
 @pytest.mark.parametrize(
     ("backend", "speculation"), list(itertools.product(["torch", "tiny", "gaudi"], ["none", "plain", "tree"]))
 )

@@ -56,11 +56,6 @@ def test_a_conflict_ends_when_one_side_is_blocked(install, plugin_source):
     assert registry.components("bucketing")["fibonacci"].provenance.distribution == "a-package"
 
 
-def test_one_name_in_two_nouns_is_no_conflict(make_plugin):
-    registry = Registry.discover(entry_points=(), extra_plugins=[make_plugin(bucketing=["x"], eviction=["x"])])
-    assert set(registry.components("bucketing")) == set(registry.components("eviction")) == {"x"}
-
-
 def test_a_register_hook_that_raises_names_plugin_and_hook(install):
     source = (
         "from trencadis.hookspecs import hookimpl\n@hookimpl\ndef trencadis_bucketings():\n    yield from [1 / 0]\n"
@@ -69,12 +64,6 @@ def test_a_register_hook_that_raises_names_plugin_and_hook(install):
         'bad-package 1.5 (plugin "tiles") raised in trencadis_bucketings: ZeroDivisionError: division by zero. '
         'Upgrade or uninstall bad-package, or block it: [plugins] blocked = ["tiles"].'
     )
-
-
-def test_what_is_no_component_is_refused():
-    plugin = types.ModuleType("odd")
-    plugin.trencadis_bucketings = hookimpl(specname="trencadis_bucketings")(lambda: ["exponential"])
-    assert "yielded 'exponential' from trencadis_bucketings" in _said(ContractError, extra_plugins=[plugin])
 
 
 @pytest.mark.parametrize(("version", "accepted"), [(1, False), (2, False), (3, True), (4, False)])

@@ -88,13 +88,6 @@ def test_a_name_that_nobody_has_is_refused_with_those_of_all(registry: Registry)
         registry.select("bucketing", "tilse")
 
 
-def test_without_anything_said_it_is_imported(points: list[EntryPoint]) -> None:
-    assert list(Registry.discover(entry_points=points).plugins) == ["tiles"]
-    assert [provenance.plugin for provenance, _ in PluginLoader.of_installed(entry_points=points).installed] == [
-        "tiles"
-    ]
-
-
 def test_its_name_is_asked_for(points: list[EntryPoint]) -> None:
     asked: list[str] = []
     PluginLoader.of_installed(entry_points=points, mentions=asked.append)  # type: ignore[arg-type] # None is no
@@ -102,12 +95,6 @@ def test_its_name_is_asked_for(points: list[EntryPoint]) -> None:
     assert not is_imported()
     PluginLoader.of_installed(entry_points=points, mentions=lambda name: name == "tiles")
     assert is_imported()
-
-
-def test_blocked_it_is_never_imported(points: list[EntryPoint]) -> None:
-    registry = Registry.discover(entry_points=points, mentions=never, blocked=["tiles"])
-    assert not registry.complete()
-    assert not is_imported()
 
 
 def load(points: list[EntryPoint], **overrides: Any) -> Any:
@@ -127,16 +114,6 @@ def test_a_configuration_that_names_it_has_its_tables(points: list[EntryPoint]) 
 def test_a_table_of_it_that_has_another_name_is_found_at_the_second_look(points: list[EntryPoint]) -> None:
     (table,) = load(points, tiling={"size": 7}).tables.values()
     assert table.size == 7
-
-
-def test_a_wrong_value_of_it_is_refused_as_ever(points: list[EntryPoint]) -> None:
-    with pytest.raises(ConfigValueError, match="size"):
-        load(points, tiling={"size": "large"})
-
-
-def test_a_key_that_nobody_has_is_refused_with_those_of_all(points: list[EntryPoint]) -> None:
-    with pytest.raises(UnknownKeyError, match='Did you mean "tiling"'):
-        load(points, tilign={"size": 7})
 
 
 @pytest.fixture

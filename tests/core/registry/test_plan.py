@@ -76,12 +76,6 @@ def test_the_default_plan_has_one_component_for_each_noun_that_needs_one(registr
     assert [choice.component.name for choice in plan.observers] == ["log"]
 
 
-def test_none_chooses_nothing(registry):
-    plan = _resolve(registry, speculation__name="none", kv_connector__name="none", scheduling__fallback="")
-    assert not {"speculation", "kv_connector"} & set(plan.choices)
-    assert "scheduling" not in plan.fallbacks
-
-
 def test_codec_and_policy_are_chosen_beside_a_connector_only(house, make_plugin):
     extra = make_plugin("extra", kv_connector=["shelf"], kv_codec=["none", "zstd"], kv_policy=["cost_aware"])
     registry = Registry.discover(entry_points=(), extra_plugins=[trencadis_kv, house, extra])
@@ -139,11 +133,6 @@ def test_an_experimental_component_is_refused_in_every_role_until_it_is_accepted
     _resolve(registry, plugins__experimental=True, **named)
 
 
-def test_a_component_that_is_not_named_may_be_experimental(house, make_plugin, component):
-    extra = make_plugin("extra", scheduling=[component("daring", stability="experimental")])
-    _resolve(Registry.discover(entry_points=(), extra_plugins=[house, extra]))
-
-
 def test_every_choice_of_a_plan_has_the_path_that_names_it(registry):
     plan = _resolve(registry, scheduling__shadow="tuned", observer__names=["log", "log"], bucketing__name="exact")
     assert [path for path, _ in plan.named_choices()] == [
@@ -153,46 +142,11 @@ def test_every_choice_of_a_plan_has_the_path_that_names_it(registry):
     ]  # fmt: skip
 
 
-def test_a_choice_carries_its_own_options(registry):
-    choice = _resolve(registry, scheduling__name="tuned", scheduling__tuned__limit=7).choices["scheduling"]
-    assert (choice.component.name, choice.options.limit) == ("tuned", 7)
-
-
-def test_observers_keep_the_order_of_the_config(house, make_plugin):
-    registry = Registry.discover(entry_points=(), extra_plugins=[house, make_plugin("extra", observer=["a", "b"])])
-    plan = _resolve(registry, observer__names=["b", "log", "a"])
-    assert [choice.component.name for choice in plan.observers] == ["b", "log", "a"]
-
-
-def test_an_import_path_is_chosen_with_its_options(registry):
-    plan = _resolve(registry, scheduling={"name": "trencadis.interfaces:SchedulingPolicy", "options": {}})
-    choice = plan.choices["scheduling"]
-    assert (choice.component.name, choice.options) == ("trencadis.interfaces:SchedulingPolicy", {})
-
-
 def test_an_unknown_name_says_who_set_it(registry):
     with pytest.raises(
         UnknownComponentError, match=r'\[scheduling\] name = "fcsf" \(from argument\).*Did you mean "fcfs"'
     ):
         _resolve(registry, scheduling__name="fcsf")
-
-
-def test_an_unknown_fallback_and_an_unknown_observer_are_named_by_their_keys(registry):
-    with pytest.raises(UnknownComponentError, match=r'\[scheduling\] fallback = "x"'):
-        _resolve(registry, scheduling__fallback="x")
-    with pytest.raises(UnknownComponentError, match=r'\[observer\] names = "x"'):
-        _resolve(registry, observer__names=["x"])
-
-
-def test_the_registry_remembers_sources_for_callers_that_have_none(registry):
-    resolved = load_config(settings=registry.settings, environ={}, overrides={"eviction.name": "lur"})
-    registry.sources = resolved.sources
-    with pytest.raises(UnknownComponentError, match=r'"lur" \(from argument\)'):
-        resolve_plan(resolved.config, registry)
-
-
-def test_a_config_loaded_without_plugins_gets_their_defaults(registry):
-    assert resolve_plan(Config(), registry).choices["scheduling"].options == NoConfig()
 
 
 def test_a_required_value_that_a_config_without_plugins_cannot_have_is_asked_for(house, make_plugin, component):
@@ -238,11 +192,6 @@ def test_the_layout_chooses_the_bucketing_that_the_config_leaves_open(registry, 
     assert resolved.resolve_bucketing("padded") is resolved
 
 
-def test_a_named_bucketing_is_left_alone(registry):
-    plan = _resolve(registry, bucketing__name="exact")
-    assert plan.resolve_bucketing("padded") is plan
-
-
 def test_a_layout_that_does_not_exist_breaks_the_contract(registry):
     with pytest.raises(ContractError, match="states layout = 'round'; there are: ragged, padded, unified"):
         _resolve(registry).resolve_bucketing("round")
@@ -280,21 +229,7 @@ def test_a_bucketing_that_does_not_know_unified_shapes_is_refused_for_a_unified_
     assert f'Set bucketing.{path} to "unified"' in str(caught.value)
 
 
-def test_a_bucketing_chosen_late_is_negotiated_too(make_plugin, house, component):
-    picky = component("exponential", requires={"backend.graphs"})
-    house.trencadis_bucketings = make_plugin(bucketing=["exact", picky]).trencadis_bucketings
-    plan = _resolve(Registry.discover(entry_points=(), extra_plugins=[house]))
-    with pytest.raises(CapabilityError, match=r"backend\.graphs"):
-        plan.resolve_bucketing("padded")
-
-
 # --------------------------------------------------------------------------------------------------------- hash
-
-
-def test_the_hash_is_the_same_for_the_same_plan(registry):
-    first, second = _resolve(registry, scheduling__name="tuned"), _resolve(registry, scheduling__name="tuned")
-    assert first.plan_hash == second.plan_hash
-    assert len(bytes.fromhex(first.plan_hash)) == 16
 
 
 def test_the_hash_does_not_depend_on_the_process(registry):
@@ -326,10 +261,6 @@ def test_the_hash_of_a_noun_follows_what_serves_it_and_nothing_else(registry):
     assert base.hash_of("backend") != of_others.hash_of("backend")
     for overrides in ({"scheduling__name": "fcfs"}, {"scheduling__name": "tuned", "scheduling__tuned__limit": 2}):
         assert _resolve(registry, **overrides).hash_of("scheduling") != base.hash_of("scheduling")
-
-
-def test_the_hash_ignores_options_of_components_that_are_not_chosen(registry):
-    assert _resolve(registry, scheduling__tuned__limit=2).plan_hash == _resolve(registry).plan_hash
 
 
 def test_the_hash_changes_with_a_version_and_with_a_distribution(house, install, plugin_source):

@@ -71,23 +71,10 @@ def _said(error_type, call, *arguments, **named):
 # -------------------------------------------------------------------------------------------------- components
 
 
-def test_components_are_sorted_by_name(registry):
-    assert list(registry.components("bucketing")) == ["exact", "exponential"]
-
-
-def test_a_caller_cannot_change_the_registry(registry):
-    registry.components("bucketing").clear()
-    assert registry.components("bucketing")
-
-
 def test_settings_have_the_tables_of_the_components(registry):
     tables = registry.settings.tables()
     assert tables["bucketing.exact"] is tables["bucketing.exponential"] is NoConfig
     assert registry.settings.components_of("kv_connector") == []
-
-
-def test_a_component_is_selected_by_name(registry):
-    assert registry.select("eviction", "lru").name == "lru"
 
 
 def test_an_unknown_name_lists_the_choices_and_suggests(registry):
@@ -102,10 +89,6 @@ def test_an_unknown_name_of_a_noun_without_components_says_so(registry):
     assert said.startswith(
         '[kv_connector] fallback = "redis": no such component. No plugin offers any kv_connector component.'
     )
-
-
-def test_an_unknown_component_is_a_config_error_too(registry):
-    assert _said(ConfigError, registry.select, "bucketing", "x")
 
 
 # ------------------------------------------------------------------------------------------------------- build
@@ -198,12 +181,6 @@ def test_a_plugin_registered_late_brings_its_components(registry, make_plugin):
     assert "late" in registry.plugins
 
 
-def test_a_late_plugin_with_a_misspelt_hook_is_refused(registry):
-    plugin = types.ModuleType("late")
-    plugin.trencadis_observer = hookimpl(lambda: ())
-    assert 'Did you mean "trencadis_observers"?' in _said(PluginLoadError, registry.register, plugin)
-
-
 def test_a_blocked_plugin_cannot_come_late(make_plugin):
     registry = Registry.discover(entry_points=(), blocked=["late"])
     registry.register(make_plugin("late", kv_connector=["redis"]))
@@ -214,14 +191,6 @@ def test_what_a_plugin_prints_while_it_is_loaded_goes_to_standard_error(install,
     source = f"print('imported')\n{plugin_source('x')}    print('collected')\n"
     Registry.discover(entry_points=install("chatty", "1.0", source))
     assert capsys.readouterr() == ("", "imported\ncollected\n")
-
-
-def test_plugins_are_told_of_ready_and_closing():
-    listener = Listener()
-    registry = Registry.discover(entry_points=(), extra_plugins=[listener])
-    registry.hooks.ready("facts", "hash")
-    registry.hooks.closing()
-    assert listener.heard == [("facts", "hash"), "closing"]
 
 
 def test_a_life_cycle_hook_that_raises_names_plugin_hook_and_cause():
@@ -264,9 +233,3 @@ def test_the_first_plugin_that_answers_selects_the_backend(make_plugin):
     for given, selected in ((plugins, "gaudi"), (plugins[:2], "torch")):
         registry = Registry.discover(entry_points=(), extra_plugins=given)
         assert registry.hooks.select_backend("torch", functools.partial(registry.components, "backend")) == selected
-
-
-def test_sources_are_remembered_for_messages(registry):
-    assert registry.sources == {}
-    registry.sources = {"bucketing.name": "serve.toml"}
-    assert registry.sources == {"bucketing.name": "serve.toml"}

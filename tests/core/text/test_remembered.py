@@ -247,11 +247,6 @@ def test_one_that_panics_is_loaded_by_transformers(tmp_path: Path, cache: Path) 
     assert not cache.exists()
 
 
-def test_a_directory_without_one_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is missing"):
-        load_tokenizer(str(tmp_path), remembers=True)
-
-
 @pytest.mark.parametrize("template", [{}, {"tokenizer.chat_template": "plain", "tokenizer.chat_template.rag": "x"}])
 def test_a_gguf_files_own_is_remembered(template: dict[str, str], tmp_path: Path) -> None:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]

@@ -59,35 +59,6 @@ def test_exactly_the_longest_suffix_that_could_begin_a_stop_string_is_held_back(
         assert passed == text[: end - max(begun)]
 
 
-@pytest.mark.parametrize(
-    ("stops", "text", "matched", "passed"),
-    [
-        (["b", "ab"], "xab", "ab", "x"),
-        (["ab", "b"], "xab", "ab", "x"),
-        (["abcd", "bc"], "abcd", "bc", "a"),
-        (["aab"], "aaab", "aab", "a"),
-        (["abac"], "ababac", "abac", "ab"),
-        (["\N{GRINNING FACE}!"], "ok\N{GRINNING FACE}\N{GRINNING FACE}!", "\N{GRINNING FACE}!", "ok\N{GRINNING FACE}"),
-    ],
-)
-@pytest.mark.parametrize("size", [1, 2, 9])
-def test_the_first_complete_stop_string_wins_and_of_two_the_longer(
-    stops: list[str], text: str, matched: str, passed: str, size: int
-) -> None:
-    checker = StopChecker(stops)
-    assert "".join(checker.feed(text[start : start + size]) for start in range(0, len(text), size)) == passed
-    assert checker.matched == matched
-
-
-@pytest.mark.parametrize(("include", "text"), [(False, "one "), (True, "one two")])
-def test_a_stop_string_over_three_deltas_is_found(include: bool, text: str) -> None:
-    checker = StopChecker(["two"], include=include)
-    assert checker.feed("one t") == "one "
-    assert checker.feed("w") == ""
-    assert "one " + checker.feed("o three") == text
-    assert checker.matched == "two"
-
-
 def test_nothing_passes_after_a_match() -> None:
     checker = StopChecker(["."])
     assert checker.feed("a.b") == "a"

@@ -108,6 +108,7 @@ def test_a_tokenizer_that_cuts_has_no_bound() -> None:
     assert max_bytes_per_token(tokenizer) is None
 
 
+@pytest.mark.nightly
 def test_composing_shrinks_no_text_more_than_is_assumed() -> None:
     """Each character of the composed text, and the longest spelling of each part of it."""
     characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]

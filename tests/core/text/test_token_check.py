@@ -62,7 +62,7 @@ def test_tokens_beyond_gaps_in_the_numbers_are_read() -> None:
     assert vocabulary.tokens[1136] == b""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_large_vocabulary_is_proven() -> None:
     assert "gemma_262k" in LARGE
     vocabulary = vocabulary_of(zoo_tokenizer("gemma_262k"))

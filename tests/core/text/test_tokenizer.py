@@ -36,11 +36,6 @@ def test_each_built_in_name_is_a_model_of_its_own(name: str, layers: int, vocabu
     assert (place / "tokenizer.json").read_bytes() == (DEMO / "tokenizer.json").read_bytes()
 
 
-def test_text_comes_back(tokenizer: Tokenizer) -> None:
-    text = "The old man — 你好 😀"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
 def test_an_empty_prompt_is_refused_in_words(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="the prompt '' has no tokens"):
         tokenizer.encode("")
@@ -81,10 +76,6 @@ def test_token_ids_beyond_the_vocabulary_are_unknown_and_have_no_text(tokenizer:
     assert tokenizer.decode([99_999]) == ""
 
 
-def test_a_byte_level_tokenizer_has_no_byte_fallback(tokenizer: Tokenizer) -> None:
-    assert tokenizer.byte_fallback is None
-
-
 def test_the_short_way_for_plain_tokenizer_files_gives_what_auto_tokenizer_gives(tokenizer: Tokenizer) -> None:
     from transformers import AutoTokenizer
 
@@ -102,33 +93,6 @@ def test_a_directory_that_names_a_class_of_its_own_is_left_to_auto_tokenizer(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "GPT2TokenizerFast"}))
     loaded = load_tokenizer(str(tmp_path))
     assert loaded.encode("Alice was") == tokenizer.encode("Alice was")
-
-
-def test_a_tokenizer_in_a_gguf_file_is_read(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
-    file = tmp_path / "tiny.gguf"
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * 5]
-    writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([-float(index) for index in range(len(tokens))])
-    writer.add_token_types(kinds)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_tensor("token_embd.weight", np.zeros((1, 1), np.float32))
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        write()
-    tokenizer = load_tokenizer(str(file))
-    assert tokenizer.decode(tokenizer.encode("hi"), skip_special_tokens=True) == "hi"
-    assert tokenizer.byte_fallback is not None
-    assert tokenizer.byte_fallback.byte_of == {3 + byte: byte for byte in range(256)}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +116,7 @@ def test_a_broken_tokenizer_file_is_a_model_load_error(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_loading_the_demo_tokenizer_imports_no_tensor_library() -> None:
     code = (
         "import sys; from trencadis.text import load_tokenizer; load_tokenizer('demo'); print('torch' in sys.modules)"

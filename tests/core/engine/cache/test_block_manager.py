@@ -23,27 +23,11 @@ def register(blocks: BlockManager, block: int, block_hash: bytes) -> None:
     blocks.register_chain([block], [block_hash], start=0, salt="", now_s=0.0)
 
 
-def test_allocated_blocks_are_distinct_and_counted_as_used() -> None:
-    blocks = manager()
-    taken = blocks.allocate(3)
-    assert len(set(taken.tolist())) == 3
-    assert (blocks.num_free, blocks.num_cached, blocks.num_used) == (1, 0, 3)
-
-
 def test_more_than_available_is_an_internal_error() -> None:
     blocks = manager()
     blocks.allocate(3)
     with pytest.raises(InternalError, match="2 blocks asked for, 1 available"):
         blocks.allocate(2)
-
-
-def test_release_frees_blocks_without_hash_and_keeps_those_with_one() -> None:
-    blocks = manager()
-    taken = blocks.allocate(2)
-    register(blocks, int(taken[0]), b"head")
-    blocks.release(taken, now_s=0.0)
-    assert (blocks.num_free, blocks.num_cached, blocks.num_used) == (3, 1, 0)
-    assert blocks.longest_hit([b"head", b"tail"]) == [int(taken[0])]
 
 
 def test_block_released_too_often_is_an_internal_error() -> None:
@@ -54,17 +38,6 @@ def test_block_released_too_often_is_an_internal_error() -> None:
         blocks.release(taken, now_s=0.0)
 
 
-def test_shared_block_stays_until_the_last_holder_lets_go() -> None:
-    blocks = manager()
-    taken = blocks.allocate(1)
-    register(blocks, int(taken[0]), b"h")
-    blocks.acquire(taken.tolist(), now_s=0.0)
-    blocks.release(taken, now_s=0.0)
-    assert blocks.num_used == 1
-    blocks.release(taken, now_s=0.0)
-    assert (blocks.num_used, blocks.num_cached) == (0, 1)
-
-
 def test_tail_of_a_chain_is_evicted_before_its_head() -> None:
     blocks = manager()
     taken = blocks.allocate(4)
@@ -72,27 +45,6 @@ def test_tail_of_a_chain_is_evicted_before_its_head() -> None:
     blocks.release(taken, now_s=0.0)
     blocks.allocate(2)
     assert blocks.longest_hit([bytes([depth]) for depth in range(4)]) == taken[:2].tolist()
-
-
-def test_hit_takes_a_block_out_of_the_candidates() -> None:
-    blocks = manager(2)
-    taken = blocks.allocate(2)
-    register(blocks, int(taken[0]), b"a")
-    register(blocks, int(taken[1]), b"b")
-    blocks.release(taken, now_s=0.0)
-    blocks.acquire([int(taken[1])], now_s=0.0)
-    assert blocks.allocate(1).tolist() == [int(taken[0])]
-    assert blocks.num_available == 0
-
-
-def test_same_content_is_kept_once() -> None:
-    blocks = manager()
-    taken = blocks.allocate(2)
-    for block in taken.tolist():
-        register(blocks, block, b"same")
-    assert blocks.inspect().hashes == {int(taken[0]): b"same"}
-    blocks.release(taken, now_s=0.0)
-    assert (blocks.num_free, blocks.num_cached) == (3, 1)
 
 
 def test_reset_frees_every_cached_block_and_leaves_used_ones() -> None:
@@ -211,16 +163,6 @@ def test_successor_in_use_becomes_unfindable_and_is_freed_by_its_sequence() -> N
     assert not blocks._block_of, "nothing is registered behind a block that is gone"
     blocks.release(np.array(second), now_s=0.0)
     assert blocks.num_cached == 0
-
-
-def test_reset_forgets_the_order_of_chains() -> None:
-    blocks, _ = watched()
-    taken = run(blocks, chain("a", "ab"))
-    blocks.reset_cache()
-    assert not blocks._previous
-    assert not blocks._successors
-    blocks.release(np.array(taken), now_s=0.0)
-    assert blocks.num_free == 6
 
 
 class Books(EvictionPolicy):

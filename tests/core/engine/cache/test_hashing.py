@@ -32,14 +32,6 @@ def test_chain_is_what_its_definition_says() -> None:
     assert hashes(key="secret", salt="blue") == expected
 
 
-def test_extending_in_parts_gives_the_same_chain() -> None:
-    hasher = BlockHasher(key="", compatibility="model", block_size=4)
-    chain: list[bytes] = []
-    for num_blocks in (1, 1, 3):
-        hasher.extend(chain, TOKENS, num_blocks=num_blocks, salt="")
-    assert chain == hashes()
-
-
 def test_everything_before_a_block_is_part_of_its_identity() -> None:
     changed = TOKENS.copy()
     changed[0] += 1
@@ -55,19 +47,6 @@ def test_no_salt_makes_up_for_another_or_for_the_mark_of_a_shared_prefix() -> No
     hasher = BlockHasher(key="", compatibility="model", block_size=4)
     roots = [hasher.root(salt) for salt in ("", "a", "\0a", "a\0")]
     assert len({*roots, hasher.shared_root()}) == 5
-
-
-def test_blocks_inside_a_listed_prefix_are_those_of_every_salt_and_the_next_block_is_not() -> None:
-    """The prefix ends within the third block, which therefore is not shared."""
-    hasher = BlockHasher(key="", compatibility="model", block_size=4, shared_prefixes=[range(100, 110)])
-    chains = []
-    for salt in ("a", "b"):
-        chain: list[bytes] = []
-        hasher.extend(chain, TOKENS, num_blocks=3, salt=salt)
-        chains.append(chain)
-    assert chains[0][:2] == chains[1][:2]
-    assert chains[0][2] != chains[1][2]
-    assert not set(chains[0]) & set(hashes(salt="a"))
 
 
 @settings(phases=[Phase.explicit, Phase.generate], max_examples=200)
@@ -93,17 +72,6 @@ def test_two_salts_share_exactly_the_blocks_that_a_listed_prefix_holds(
         alike = start == other[: (i + 1) * size]
         listed = any(prefix[: (i + 1) * size] == start for prefix in prefixes)
         assert (chains[0][i] == chains[1][i]) is (alike and (same_salt or listed))
-
-
-def test_a_shared_prefix_makes_the_same_chain_in_parts_as_at_once() -> None:
-    hasher = BlockHasher(key="", compatibility="model", block_size=4, shared_prefixes=[range(100, 108)])
-    at_once: list[bytes] = []
-    hasher.extend(at_once, TOKENS, num_blocks=3, salt="s")
-    for first in range(4):
-        parts: list[bytes] = []
-        hasher.extend(parts, TOKENS, num_blocks=first, salt="s")
-        hasher.extend(parts, TOKENS, num_blocks=3, salt="s")
-        assert parts == at_once
 
 
 def one_by_one(hasher: BlockHasher, tokens, *, salt: str) -> list[bytes]:

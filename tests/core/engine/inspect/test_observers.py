@@ -18,27 +18,6 @@ from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.observer import step_stats
 
 
-class Showing(Observer):
-    """Shows what it is given."""
-
-    def __init__(self, text: Any) -> None:
-        self.text = text
-
-    def metrics(self) -> Any:
-        return self.text
-
-
-@pytest.mark.parametrize("text", [b"mine 1\n", None, {"mine": 1}, 3])
-def test_metrics_that_are_no_text_are_left_out_and_counted(text: object, caplog: pytest.LogCaptureFixture) -> None:
-    """As of a library that returns bytes."""
-    observers = Observers(
-        [("mine", Showing(text)), ("other", Showing("other 2"))], clock=SimulatedClock(), budget_ms=5.0
-    )
-    assert observers.metrics() == "other 2\n"
-    assert observers.num_failures == 1
-    assert f"metrics() returned {type(text).__name__}, which is no text" in caplog.text
-
-
 def test_an_observer_cannot_change_what_a_client_is_given() -> None:
     class Sorts(Observer):
         def on_request(self, finished: FinishedSequence) -> None:

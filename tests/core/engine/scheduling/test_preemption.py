@@ -125,43 +125,6 @@ def test_a_policy_that_does_not_say_so_is_never_asked() -> None:
     assert policy.asked == []
 
 
-@pytest.mark.parametrize("answer", [-2, 99, None])
-def test_whom_nobody_proposed_cannot_give_way(answer: int | None) -> None:
-    class Wrong(YoungestGivesWay):
-        def give_way(self, view: SchedulerView, *, slot: int, candidates: np.ndarray) -> int:
-            return answer if answer is not None else slot
-
-    def serve(*, fallback: bool):
-        engine = engine_of(Wrong(), max_num_seqs=1, fallback=fallback)
-        engine.add(request("a"))
-        engine.step()
-        engine.add(request("urgent", priority=0))
-        return drain(engine)
-
-    failed = serve(fallback=False)
-    assert all(
-        end.finish_reason is FinishReason.ERROR and "give_way() returned" in end.error for end in failed.values()
-    )
-    assert all(end.finish_reason is FinishReason.LENGTH for end in serve(fallback=True).values())
-
-
-class FailsToListen(SchedulingPolicy):
-    def on_added(self, *, slot: int, request: Request) -> None:
-        raise RuntimeError(f"slot {slot} is too much")
-
-
-def test_a_policy_that_fails_when_it_is_told_of_a_request_is_replaced() -> None:
-    engine = engine_of(FailsToListen(), fallback=True)
-    engine.add(request("a"))
-    assert drain(engine)["a"].finish_reason is FinishReason.LENGTH
-
-
-def test_without_a_fallback_that_fails_the_requests_in_words() -> None:
-    engine = engine_of(FailsToListen())
-    engine.add(request("a"))
-    assert "raised RuntimeError: slot 0 is too much" in drain(engine)["a"].error
-
-
 def test_a_policy_is_told_of_every_request_before_it_is_asked_about_it() -> None:
     class Listens(SchedulingPolicy):
         def __init__(self) -> None:

@@ -63,29 +63,6 @@ class Load:
         return {table.sequence(slot).request.request_id for slot in self.engine._state.running.tolist()}
 
 
-def test_urgent_request_gets_in_where_another_one_has_waited_too_long() -> None:
-    load = Load()
-    for name in "abc":  # c waits, and is as urgent as those that run
-        load.engine.add(request(name))
-    load.step(110)
-    load.engine.add(request("urgent", priority=0, max_tokens=1))
-    assert load.steps_to_end("urgent") <= 2
-    assert load.ends["urgent"].num_preemptions == 0
-
-
-def test_urgent_request_gets_in_after_one_that_ran_for_long_was_preempted() -> None:
-    load = Load()
-    for name in "ab":
-        load.engine.add(request(name))
-    load.step(110)
-    for number in range(2):  # both rows
-        load.engine.add(request(f"urgent {number}", priority=0, max_tokens=50))
-    load.step(2)
-    assert load.running == {"urgent 0", "urgent 1"}
-    load.engine.add(request("most urgent", priority=-1, max_tokens=1))
-    assert load.steps_to_end("most urgent") <= 2
-
-
 def test_room_that_was_made_for_a_request_is_kept_for_it_while_it_cannot_be_admitted_yet() -> None:
     """The step has no tokens left for it; with the next one, c, which waited too long, would take the row."""
     load = Load(max_num_batched_tokens=16)
