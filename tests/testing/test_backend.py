@@ -7,9 +7,9 @@ import threading
 import attrs
 import msgspec
 import numpy as np
-import pytest
 
-from trencadis.records import Bucket, Drafts, MemoryReport, TableWrites
+from support.mutants import broken, proofs
+from trencadis.records import Bucket, Drafts, MemoryReport
 from trencadis_testing.backend import BackendConformance
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -62,15 +62,6 @@ class ForgetsTableWrites(FakeBackend):
     def submit(self, batch):
         writes = attrs.evolve(batch.table_writes, block_ids=batch.table_writes.columns)
         return super().submit(attrs.evolve(batch, table_writes=writes))
-
-
-class TakesTheFirstOfTwoTableWrites(FakeBackend):
-    def submit(self, batch):
-        writes = batch.table_writes
-        backwards = TableWrites(
-            rows=writes.rows[::-1].copy(), columns=writes.columns[::-1].copy(), block_ids=writes.block_ids[::-1].copy()
-        )
-        return super().submit(attrs.evolve(batch, table_writes=backwards))
 
 
 class SortsRows(FakeBackend):
@@ -135,22 +126,12 @@ class ForgetsSampledTokens(FakeBackend):
         return output
 
 
-class CopiesNothing(FakeBackend):
-    def copy_blocks(self, *, sources, targets):
-        pass
-
-
 class CopiesOneAfterTheOther(FakeBackend):
     """What is written first is read as the source of a later pair."""
 
     def copy_blocks(self, *, sources, targets):
         for pair in zip(sources[:, None], targets[:, None], strict=True):
             super().copy_blocks(sources=pair[0], targets=pair[1])
-
-
-class SwapsNothingIn(FakeBackend):
-    def swap_blocks(self, *, outs, ins):
-        super().swap_blocks(outs=outs, ins=attrs.evolve(ins, sources=ins.sources[:0], targets=ins.targets[:0]))
 
 
 class SwapsBeforeTheBatchInFlight(FakeBackend):
@@ -169,23 +150,10 @@ class SwapsInFirst(FakeBackend):
         super().swap_blocks(outs=outs, ins=none)
 
 
-class SwapsTheFirstBlockOnly(FakeBackend):
-    def swap_blocks(self, *, outs, ins):
-        super().swap_blocks(outs=attrs.evolve(outs, sources=outs.sources[:1], targets=outs.targets[:1]), ins=ins)
-
-
 class CannotSwapNothing(FakeBackend):
     def swap_blocks(self, *, outs, ins):
         outs.sources.max(initial=ins.sources[0] if len(ins) else outs.sources[0])
         super().swap_blocks(outs=outs, ins=ins)
-
-
-class SwapsAlthoughItSaysNo(FakeBackend):
-    def __init__(self):
-        super().__init__(swaps_blocks=False)
-
-    def swap_blocks(self, *, outs, ins):
-        pass
 
 
 class ShowsACopyOfItsCache(FakeBackend):
@@ -194,11 +162,6 @@ class ShowsACopyOfItsCache(FakeBackend):
     def kv_cache(self):
         copies = tuple(array.copy() for array in super().kv_cache())
         return FakeKVCache(copies, block_size=self._block_size)
-
-
-class ShowsHalfItsCache(FakeBackend):
-    def kv_cache(self):
-        return FakeKVCache(tuple(super().kv_cache())[:2], block_size=self._block_size)
 
 
 class _BelongsToOneThread(FakeKVCache):
@@ -213,20 +176,10 @@ class _BelongsToOneThread(FakeKVCache):
             super().write_blocks(blocks, data)
 
 
-class ShowsACacheOfOneThread(FakeBackend):
-    def kv_cache(self):
-        return _BelongsToOneThread(tuple(super().kv_cache()), block_size=self._block_size)
-
-
 class _Overreaching(FakeKVCache):
     def read_blocks(self, blocks, out):
         super().read_blocks(blocks, out)
         out.base[:, -8:] = 7
-
-
-class ReadsTooMuch(FakeBackend):
-    def kv_cache(self):
-        return _Overreaching(tuple(super().kv_cache()), block_size=self._block_size)
 
 
 class PreparesInTheCache(FakeBackend):
@@ -239,11 +192,6 @@ class PreparesMoreThanItWasAsked(FakeBackend):
     def warm_up(self, buckets, *, progress=None):
         report = super().warm_up(buckets, progress=progress)
         return attrs.evolve(report, prepared=(*report.prepared, Bucket(9, 9, 9)))
-
-
-class CountsItsWarmUpBackwards(FakeBackend):
-    def warm_up(self, buckets, *, progress=None):
-        return super().warm_up(buckets, progress=lambda done, total: progress(total - done, total))
 
 
 class ScoresTheWrongPosition(FakeBackend):
@@ -266,11 +214,6 @@ class ClosesOnce(FakeBackend):
         super().close()
 
 
-class ReportsMoreThanThereIs(FakeBackend):
-    def memory(self, **sizes):
-        return MemoryReport(total_bytes=1, free_bytes=2, activation_bytes=0)
-
-
 class EmbedsBesideTheOthers(FakeBackend):
     """The other texts of the call shine through."""
 
@@ -279,40 +222,12 @@ class EmbedsBesideTheOthers(FakeBackend):
         return vectors + vectors.mean(axis=0, keepdims=True) / 100
 
 
-class EmbedsSorted(FakeBackend):
-    def embed(self, token_ids):
-        return super().embed(sorted(token_ids, key=len))
-
-
-class EmbedsEverythingAlike(FakeBackend):
-    def embed(self, token_ids):
-        return np.ones((len(token_ids), 8), np.float32)
-
-
-class EmbedsInDoubles(FakeBackend):
-    def embed(self, token_ids):
-        return super().embed(token_ids).astype(np.float64)
-
-
-class EmbedsAlthoughItCannot(FakeBackend):
-    def __init__(self):
-        super().__init__(embedding_size=0)
-
-    def embed(self, token_ids):
-        return np.zeros((len(token_ids), 8), np.float32)
-
-
 class EmbedsInTheCache(FakeBackend):
     def embed(self, token_ids):
         vectors = super().embed(token_ids)
         if hasattr(self, "_states"):
             self._states[:] = 0
         return vectors
-
-
-class WaitsForNoLayer(FakeBackend):
-    def allocate(self, plan):
-        super().allocate(attrs.evolve(plan, connector=None))
 
 
 class WaitsInEveryStep(FakeBackend):
@@ -331,11 +246,6 @@ class WaitsWhenItHasWritten(FakeBackend):
         return output
 
 
-class HidesMissedLayers(FakeBackend):
-    def _run(self, batch):
-        return attrs.evolve(super()._run(batch), missed_layers=False)
-
-
 class MixesLayersUp(FakeBackend):
     def kv_cache(self):
         pool = super().kv_cache()
@@ -344,54 +254,112 @@ class MixesLayersUp(FakeBackend):
         return pool
 
 
-class HasNoLength(FakeBackend):
-    def __init__(self):
-        super().__init__(max_model_len=0)
-
-
-@pytest.mark.parametrize(
-    ("mutant", "noticed_by"),
-    [
-        (ForgetsTableWrites, "test_tokens_do_not_depend_on_what_shares_the_batch"),
-        (TakesTheFirstOfTwoTableWrites, "test_copied_blocks_read_as_the_originals"),
-        (SortsRows, "test_rows_may_come_in_any_order"),
-        (KeepsOldRows, "test_row_forgets_the_sequence_before"),
-        (EmitsAtEveryChunk, "test_chunk_that_is_not_the_last_emits_nothing"),
-        (IgnoresDrafts, "test_right_drafts_are_accepted"),
-        (AcceptsEveryDraft, "test_wrong_drafts_are_not"),
-        (ForgetsSampledTokens, "test_step_may_be_submitted_before_the_last_one_is_known"),
-        (CopiesNothing, "test_copied_blocks_read_as_the_originals"),
-        (CopiesOneAfterTheOther, "test_blocks_can_change_places"),
-        (SwapsNothingIn, "test_swapped_blocks_come_back_as_they_were"),
-        (SwapsTheFirstBlockOnly, "test_swapped_blocks_come_back_as_they_were"),
-        (SwapsBeforeTheBatchInFlight, "test_swap_is_in_order_with_batches"),
-        (SwapsInFirst, "test_blocks_go_out_before_others_come_in"),
-        (CannotSwapNothing, "test_nothing_to_swap_changes_nothing"),
-        (SwapsAlthoughItSaysNo, "test_nothing_to_swap_changes_nothing"),
-        (ShowsACopyOfItsCache, "test_bytes_of_blocks_brought_to_others_give_the_same_tokens"),
-        (ShowsHalfItsCache, "test_bytes_of_blocks_brought_to_others_give_the_same_tokens"),
-        (ShowsACacheOfOneThread, "test_pool_of_any_thread_is_one"),
-        (ReadsTooMuch, "test_layout_says_how_many_bytes_a_block_has"),
-        (PreparesInTheCache, "test_prepare_leaves_no_trace"),
-        (PreparesMoreThanItWasAsked, "test_warm_up_says_what_it_prepared_and_leaves_no_trace"),
-        (CountsItsWarmUpBackwards, "test_warm_up_says_what_it_prepared_and_leaves_no_trace"),
-        (ScoresTheWrongPosition, "test_prompt_logprobs_cover_every_prompt_token_but_the_first"),
-        (NeedsPasses, "test_step_without_passes_is_empty"),
-        (ClosesOnce, "test_close_may_be_called_twice"),
-        (EmbedsBesideTheOthers, "test_text_has_one_vector_whatever_else_is_in_the_call"),
-        (EmbedsSorted, "test_text_has_one_vector_whatever_else_is_in_the_call"),
-        (EmbedsEverythingAlike, "test_text_has_one_vector_whatever_else_is_in_the_call"),
-        (EmbedsInDoubles, "test_text_has_one_vector_whatever_else_is_in_the_call"),
-        (EmbedsAlthoughItCannot, "test_text_has_one_vector_whatever_else_is_in_the_call"),
-        (EmbedsInTheCache, "test_embedding_leaves_no_trace_in_running_sequences"),
-        (ReportsMoreThanThereIs, "test_memory_report_adds_up"),
-        (WaitsForNoLayer, "test_layer_is_not_read_before_it_was_waited_for"),
-        (WaitsInEveryStep, "test_layer_is_not_read_before_it_was_waited_for"),
-        (WaitsWhenItHasWritten, "test_layer_is_not_written_before_it_was_waited_for"),
-        (HidesMissedLayers, "test_step_that_missed_a_layer_says_so"),
-        (MixesLayersUp, "test_layers_of_a_block_are_its_bytes"),
-        (HasNoLength, "test_facts_are_plausible"),
+MUTANTS = {
+    "test_tokens_do_not_depend_on_what_shares_the_batch": [ForgetsTableWrites],
+    "test_rows_may_come_in_any_order": [SortsRows],
+    "test_row_forgets_the_sequence_before": [KeepsOldRows],
+    "test_chunk_that_is_not_the_last_emits_nothing": [EmitsAtEveryChunk],
+    "test_right_drafts_are_accepted": [IgnoresDrafts],
+    "test_wrong_drafts_are_not": [AcceptsEveryDraft],
+    "test_step_may_be_submitted_before_the_last_one_is_known": [ForgetsSampledTokens],
+    "test_copied_blocks_read_as_the_originals": [
+        broken("CopiesNothing", FakeBackend, copy_blocks=lambda self, *, sources, targets: None)
     ],
-)
-def test_suite_notices_a_broken_backend(failures_of, mutant, noticed_by):
-    assert failures_of(TestRaggedFake, lambda: mutant(), only=noticed_by)
+    "test_blocks_can_change_places": [CopiesOneAfterTheOther],
+    "test_swapped_blocks_come_back_as_they_were": [
+        broken(
+            "SwapsTheFirstBlockOnly",
+            FakeBackend,
+            swap_blocks=lambda self, *, outs, ins: FakeBackend.swap_blocks(
+                self, outs=attrs.evolve(outs, sources=outs.sources[:1], targets=outs.targets[:1]), ins=ins
+            ),
+        )
+    ],
+    "test_swap_is_in_order_with_batches": [SwapsBeforeTheBatchInFlight],
+    "test_blocks_go_out_before_others_come_in": [SwapsInFirst],
+    "test_nothing_to_swap_changes_nothing": [
+        CannotSwapNothing,
+        broken(
+            "SwapsAlthoughItSaysNo",
+            FakeBackend,
+            __init__=lambda self: FakeBackend.__init__(self, swaps_blocks=False),
+            swap_blocks=lambda self, *, outs, ins: None,
+        ),
+    ],
+    "test_bytes_of_blocks_brought_to_others_give_the_same_tokens": [ShowsACopyOfItsCache],
+    "test_pool_of_any_thread_is_one": [
+        broken(
+            "ShowsACacheOfOneThread",
+            FakeBackend,
+            kv_cache=lambda self: _BelongsToOneThread(tuple(FakeBackend.kv_cache(self)), block_size=self._block_size),
+        )
+    ],
+    "test_layout_says_how_many_bytes_a_block_has": [
+        broken(
+            "ReadsTooMuch",
+            FakeBackend,
+            kv_cache=lambda self: _Overreaching(tuple(FakeBackend.kv_cache(self)), block_size=self._block_size),
+        )
+    ],
+    "test_prepare_leaves_no_trace": [PreparesInTheCache],
+    "test_warm_up_says_what_it_prepared_and_leaves_no_trace": [
+        PreparesMoreThanItWasAsked,
+        broken(
+            "CountsItsWarmUpBackwards",
+            FakeBackend,
+            warm_up=lambda self, buckets, *, progress=None: FakeBackend.warm_up(
+                self, buckets, progress=lambda done, total: progress(total - done, total)
+            ),
+        ),
+    ],
+    "test_prompt_logprobs_cover_every_prompt_token_but_the_first": [ScoresTheWrongPosition],
+    "test_step_without_passes_is_empty": [NeedsPasses],
+    "test_close_may_be_called_twice": [ClosesOnce],
+    "test_text_has_one_vector_whatever_else_is_in_the_call": [
+        EmbedsBesideTheOthers,
+        broken(
+            "EmbedsEverythingAlike", FakeBackend, embed=lambda self, token_ids: np.ones((len(token_ids), 8), np.float32)
+        ),
+        broken(
+            "EmbedsInDoubles",
+            FakeBackend,
+            embed=lambda self, token_ids: FakeBackend.embed(self, token_ids).astype(np.float64),
+        ),
+        broken(
+            "EmbedsAlthoughItCannot",
+            FakeBackend,
+            __init__=lambda self: FakeBackend.__init__(self, embedding_size=0),
+            embed=lambda self, token_ids: np.zeros((len(token_ids), 8), np.float32),
+        ),
+    ],
+    "test_embedding_leaves_no_trace_in_running_sequences": [EmbedsInTheCache],
+    "test_memory_report_adds_up": [
+        broken(
+            "ReportsMoreThanThereIs",
+            FakeBackend,
+            memory=lambda self, **sizes: MemoryReport(total_bytes=1, free_bytes=2, activation_bytes=0),
+        )
+    ],
+    "test_layer_is_not_read_before_it_was_waited_for": [
+        broken(
+            "WaitsForNoLayer",
+            FakeBackend,
+            allocate=lambda self, plan: FakeBackend.allocate(self, attrs.evolve(plan, connector=None)),
+        ),
+        WaitsInEveryStep,
+    ],
+    "test_layer_is_not_written_before_it_was_waited_for": [WaitsWhenItHasWritten],
+    "test_step_that_missed_a_layer_says_so": [
+        broken(
+            "HidesMissedLayers",
+            FakeBackend,
+            _run=lambda self, batch: attrs.evolve(FakeBackend._run(self, batch), missed_layers=False),
+        )
+    ],
+    "test_layers_of_a_block_are_its_bytes": [MixesLayersUp],
+    "test_facts_are_plausible": [
+        broken("HasNoLength", FakeBackend, __init__=lambda self: FakeBackend.__init__(self, max_model_len=0))
+    ],
+}
+
+test_suite_fails_what_is_broken, _ = proofs(TestRaggedFake, MUTANTS)

@@ -7,6 +7,7 @@ import re
 import attrs
 import pytest
 
+from support.mutants import broken, proofs
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, BucketLimits, Phase, Shape
 from trencadis_testing.bucketing import SAMPLE_LIMITS, BucketingConformance, legal_shapes
@@ -51,41 +52,6 @@ class TestPowers(BucketingConformance):
     make = Powers
 
 
-class UnsortedTable(Powers):
-    def buckets(self, limits):
-        return super().buckets(limits)[::-1]
-
-
-class DuplicateInTable(Powers):
-    def buckets(self, limits):
-        table = super().buckets(limits)
-        return (table[0], *table)
-
-
-class ListAsTable(Powers):
-    def buckets(self, limits):
-        return list(super().buckets(limits))
-
-
-class ShapesInTable(Powers):
-    def buckets(self, limits):
-        return (Shape(1, 1, 0), *super().buckets(limits)[1:])
-
-
-class TableOfConstructorLimits(Powers):
-    def buckets(self, limits):
-        return super().buckets(self.limits)
-
-
-class TableGrowsWithUse(Powers):
-    def fallback(self, shape):
-        self.table = (*self.table, Bucket.of(shape))
-        return Bucket.of(shape)
-
-    def buckets(self, limits):
-        return getattr(self, "table", None) or super().buckets(limits)
-
-
 class TableBeyondLimits(Powers):
     def buckets(self, limits):
         return (*super().buckets(limits), Bucket(2 * limits.max_num_seqs, 1, 1, Phase.DECODE))
@@ -96,26 +62,6 @@ class FallbackTooSmall(Powers):
 
     def fallback(self, shape):
         return [bucket for bucket in self.table if bucket.phase is shape.phase][-1]
-
-
-class WrongPhase(Powers):
-    def bucket_for(self, shape):
-        return attrs.evolve(super().bucket_for(shape), phase=Phase.PREFILL)
-
-
-class ShapeInsteadOfBucket(Powers):
-    def fallback(self, shape):
-        return shape
-
-
-class FallbackBeyondLimits(Powers):
-    def fallback(self, shape):
-        return Bucket(2 * self.limits.max_num_seqs + shape.batch_size, shape.query_len, shape.num_blocks, shape.phase)
-
-
-class NothingPreparedIsUsed(Powers):
-    def bucket_for(self, shape):
-        return Bucket.of(shape)
 
 
 class LargestFitting(Powers):
@@ -174,34 +120,38 @@ class TableLearns(Powers):
 
 
 MUTANTS = {
-    UnsortedTable: "test_table_holds_buckets_sorted_without_duplicates",
-    DuplicateInTable: "test_table_holds_buckets_sorted_without_duplicates",
-    ListAsTable: "test_table_holds_buckets_sorted_without_duplicates",
-    ShapesInTable: "test_table_holds_buckets_sorted_without_duplicates",
-    TableOfConstructorLimits: "test_table_depends_on_the_limits_alone",
-    TableGrowsWithUse: "test_table_depends_on_the_limits_alone",
-    TableBeyondLimits: "test_table_lies_within_the_limits",
-    FallbackTooSmall: "test_bucket_covers_every_legal_shape",
-    WrongPhase: "test_bucket_covers_every_legal_shape",
-    ShapeInsteadOfBucket: "test_bucket_covers_every_legal_shape",
-    FallbackBeyondLimits: "test_bucket_stays_within_the_limits",
-    NothingPreparedIsUsed: "test_fallback_is_made_only_where_no_prepared_bucket_fits",
-    LargestFitting: "test_prepared_bucket_serves_its_own_shape",
-    FirstFitting: "test_no_cheaper_prepared_bucket_fits",
-    FallbackCreeps: "test_padding_a_padded_shape_changes_nothing",
-    NeverShrinks: "test_same_shape_gets_the_same_bucket_whatever_was_asked_before",
-    LearnsAtOnce: "test_observing_changes_no_answer",
-    TableLearns: "test_observing_changes_no_answer",
+    "test_table_holds_buckets_sorted_without_duplicates": [
+        broken("UnsortedTable", Powers, buckets=lambda self, limits: Powers.buckets(self, limits)[::-1]),
+        broken("ListAsTable", Powers, buckets=lambda self, limits: list(Powers.buckets(self, limits))),
+        broken(
+            "ShapesInTable", Powers, buckets=lambda self, limits: (Shape(1, 1, 0), *Powers.buckets(self, limits)[1:])
+        ),
+    ],
+    "test_table_depends_on_the_limits_alone": [
+        broken("TableOfConstructorLimits", Powers, buckets=lambda self, limits: Powers.buckets(self, self.limits))
+    ],
+    "test_table_lies_within_the_limits": [TableBeyondLimits],
+    "test_bucket_covers_every_legal_shape": [FallbackTooSmall],
+    "test_bucket_stays_within_the_limits": [
+        broken(
+            "FallbackBeyondLimits",
+            Powers,
+            fallback=lambda self, shape: Bucket(
+                2 * self.limits.max_num_seqs + shape.batch_size, shape.query_len, shape.num_blocks, shape.phase
+            ),
+        )
+    ],
+    "test_fallback_is_made_only_where_no_prepared_bucket_fits": [
+        broken("NothingPreparedIsUsed", Powers, bucket_for=lambda self, shape: Bucket.of(shape))
+    ],
+    "test_prepared_bucket_serves_its_own_shape": [LargestFitting],
+    "test_no_cheaper_prepared_bucket_fits": [FirstFitting],
+    "test_padding_a_padded_shape_changes_nothing": [FallbackCreeps],
+    "test_same_shape_gets_the_same_bucket_whatever_was_asked_before": [NeverShrinks],
+    "test_observing_changes_no_answer": [LearnsAtOnce, TableLearns],
 }
 
-
-@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
-def test_suite_fails_a_broken_strategy(failures_of, mutant, test):
-    assert failures_of(BucketingConformance, mutant, only=test)
-
-
-def test_suite_passes_the_strategy_that_the_mutants_break(failures_of):
-    assert failures_of(BucketingConformance, Powers) == set()
+test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(BucketingConformance, MUTANTS)
 
 
 def test_suite_lets_a_strategy_say_that_it_prepares_more_on_purpose(failures_of):
@@ -212,15 +162,6 @@ def test_suite_lets_a_strategy_say_that_it_prepares_more_on_purpose(failures_of)
     test = "test_table_lies_within_the_limits"
     assert failures_of(BucketingConformance, TableBeyondLimits, only=test)
     assert not failures_of(Lenient, TableBeyondLimits, only=test)
-
-
-def test_every_test_of_the_suite_is_needed_by_a_mutant():
-    assert set(MUTANTS.values()) == {name for name in dir(BucketingConformance) if name.startswith("test_")}
-
-
-def test_suite_without_make_says_what_to_do():
-    with pytest.raises(NotImplementedError, match="make = YourStrategy"):
-        BucketingConformance().make(SAMPLE_LIMITS["tiny"])
 
 
 def test_failure_names_the_smallest_shape():

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from support.mutants import broken, proofs
 from trencadis.errors import CollectiveError
 from trencadis.interfaces import Collective
 from trencadis_testing.collective import CollectiveConformance
@@ -153,21 +154,6 @@ class TestSimple(CollectiveConformance):
     make = staticmethod(maker(Simple))
 
 
-class RotatedOrder(Simple):
-    def order(self, parts):
-        return parts[self.rank :] + parts[: self.rank]
-
-
-class OwnPartFirst(Simple):
-    def order(self, parts):
-        return [parts[self.rank], *(part for rank, part in enumerate(parts) if rank != self.rank)]
-
-
-class WithoutTheLastRank(Simple):
-    def order(self, parts):
-        return parts[:-1]
-
-
 class RoundsEachSum(Simple):
     def total(self, parts):
         total = parts[0].clone()
@@ -182,47 +168,6 @@ class FlatSums(Simple):
         tensor.resize_(tensor.numel())
 
 
-class GathersBackwards(Simple):
-    def joined(self, parts):
-        return torch.cat(parts[::-1], dim=-1)
-
-
-class GathersOwnFirst(Simple):
-    def joined(self, parts):
-        return torch.cat(parts[self.rank :] + parts[: self.rank], dim=-1)
-
-
-class GathersRows(Simple):
-    def joined(self, parts):
-        return torch.cat(parts, dim=0)
-
-
-class GathersMemory(Simple):
-    def all_gather(self, tensor):
-        return super().all_gather(tensor if tensor.is_contiguous() else tensor.T.reshape(tensor.shape))
-
-
-class AlwaysFromRank0(Simple):
-    def broadcast(self, tensor, *, source=0):
-        super().broadcast(tensor, source=0)
-
-
-class LastMessageFirst(Simple):
-    def take(self, box):
-        return box.pop()
-
-
-class OneMailboxForEachRank(Simple):
-    def box(self, source, target):
-        return self.board.boxes[target]
-
-
-class OneSlot(Simple):
-    """Without waiting for readers: the source overwrites what they still read."""
-
-    num_slots = 1
-
-
 class RemembersSums(Simple):
     def __init__(self, rank, board):
         super().__init__(rank, board)
@@ -233,19 +178,10 @@ class RemembersSums(Simple):
         tensor.copy_(self.seen.setdefault((tensor.dtype, tensor.numel()), tensor.clone()))
 
 
-class OpenBarrier(Simple):
-    def barrier(self):
-        pass
-
-
 class RanksFromOne(Simple):
     def __init__(self, rank, board):
         super().__init__(rank, board)
         self.size = board.size + 1
-
-
-class IgnoresAborts(Simple):
-    checks_abort = False
 
 
 class AbortsOnce(Simple):
@@ -271,30 +207,10 @@ class ComparesNothing(Simple):
         self.meet(("all_reduce", tensor), tensor)
 
 
-class ComparesKinds(Simple):
-    def header(self, call):
-        return call[0]
-
-
-class NamesNobody(Simple):
-    def late(self, name, ranks):
-        self.end(f"{name}: a rank did not come")
-
-
-class NamesItself(Simple):
-    def late(self, name, ranks):
-        self.end(f"{name}: rank {self.rank} gave up")
-
-
 class ClosesOnce(Simple):
     def close(self):
         self.look("close")
         super().close()
-
-
-class WorksAfterClose(Simple):
-    def close(self):
-        pass
 
 
 SUMS = "test_sums_are_those_in_the_order_of_ranks_bit_for_bit"
@@ -304,48 +220,63 @@ DIFFERS = "test_ranks_that_call_different_things_are_told_so"
 TIMEOUT = "test_timeout_names_the_rank_that_did_not_come"
 CLOSES = "test_close_may_be_called_twice_and_ends_the_group"
 MUTANTS = {
-    RotatedOrder: SUMS,
-    OwnPartFirst: SUMS,
-    WithoutTheLastRank: SUMS,
-    RoundsEachSum: SUMS,
-    FlatSums: "test_tensors_keep_their_shape",
-    GathersBackwards: GATHERS,
-    GathersOwnFirst: GATHERS,
-    GathersRows: GATHERS,
-    GathersMemory: "test_gather_takes_tensors_that_are_not_contiguous",
-    AlwaysFromRank0: "test_broadcast_brings_the_tensor_of_its_source",
-    LastMessageFirst: "test_messages_arrive_whole_and_in_order",
-    OneMailboxForEachRank: "test_a_rank_receives_from_the_source_that_it_names",
-    OneSlot: "test_a_source_that_runs_ahead_does_not_overwrite_what_others_still_read",
-    RemembersSums: "test_calls_of_all_kinds_follow_each_other",
-    OpenBarrier: "test_no_rank_leaves_a_barrier_before_the_last_rank_has_come",
-    RanksFromOne: "test_rank_and_size_are_the_places_in_the_group",
-    IgnoresAborts: ABORTS,
-    AbortsOnce: ABORTS,
-    AbortsItself: ABORTS,
-    ComparesNothing: DIFFERS,
-    ComparesKinds: DIFFERS,
-    NamesNobody: TIMEOUT,
-    NamesItself: TIMEOUT,
-    ClosesOnce: CLOSES,
-    WorksAfterClose: CLOSES,
+    SUMS: [
+        broken(
+            "OwnPartFirst",
+            Simple,
+            order=lambda self, parts: [
+                parts[self.rank],
+                *(part for rank, part in enumerate(parts) if rank != self.rank),
+            ],
+        ),
+        RoundsEachSum,
+    ],
+    "test_tensors_keep_their_shape": [FlatSums],
+    GATHERS: [
+        broken("GathersBackwards", Simple, joined=lambda self, parts: torch.cat(parts[::-1], dim=-1)),
+        broken("GathersRows", Simple, joined=lambda self, parts: torch.cat(parts, dim=0)),
+    ],
+    "test_gather_takes_tensors_that_are_not_contiguous": [
+        broken(
+            "GathersMemory",
+            Simple,
+            all_gather=lambda self, tensor: Simple.all_gather(
+                self, tensor if tensor.is_contiguous() else tensor.T.reshape(tensor.shape)
+            ),
+        )
+    ],
+    "test_broadcast_brings_the_tensor_of_its_source": [
+        broken(
+            "AlwaysFromRank0",
+            Simple,
+            broadcast=lambda self, tensor, *, source=0: Simple.broadcast(self, tensor, source=0),
+        )
+    ],
+    "test_messages_arrive_whole_and_in_order": [broken("LastMessageFirst", Simple, take=lambda self, box: box.pop())],
+    "test_a_rank_receives_from_the_source_that_it_names": [
+        broken("OneMailboxForEachRank", Simple, box=lambda self, source, target: self.board.boxes[target])
+    ],
+    "test_a_source_that_runs_ahead_does_not_overwrite_what_others_still_read": [broken("OneSlot", Simple, num_slots=1)],
+    "test_calls_of_all_kinds_follow_each_other": [RemembersSums],
+    "test_no_rank_leaves_a_barrier_before_the_last_rank_has_come": [
+        broken("OpenBarrier", Simple, barrier=lambda self: None)
+    ],
+    "test_rank_and_size_are_the_places_in_the_group": [RanksFromOne],
+    ABORTS: [AbortsOnce, AbortsItself],
+    DIFFERS: [ComparesNothing],
+    TIMEOUT: [
+        broken("NamesItself", Simple, late=lambda self, name, ranks: self.end(f"{name}: rank {self.rank} gave up"))
+    ],
+    CLOSES: [ClosesOnce, broken("WorksAfterClose", Simple, close=lambda self: None)],
 }
 
-
-@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
-def test_suite_fails_a_broken_group(failures_of, monkeypatch, mutant, test):
-    monkeypatch.setattr("trencadis_testing.collective._WAIT_S", 1.0)
-    monkeypatch.setattr("trencadis_testing.collective._LONG_S", 3.0)  # after which no thread is left
-    assert failures_of(CollectiveConformance, maker(mutant), only=test)
-
-
-def test_every_test_of_the_suite_is_needed_by_a_mutant():
-    assert set(MUTANTS.values()) == {name for name in dir(CollectiveConformance) if name.startswith("test_")}
-
-
-def test_suite_without_make_says_what_to_do():
-    with pytest.raises(NotImplementedError, match="needs a method make"):
-        CollectiveConformance().make(2, timeout_s=1.0)
+test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(
+    CollectiveConformance,
+    MUTANTS,
+    make=maker,
+    # after which no thread is left
+    patches={"trencadis_testing.collective._WAIT_S": 1.0, "trencadis_testing.collective._LONG_S": 3.0},
+)
 
 
 @pytest.mark.parametrize("says", ["checks_calls", "abort_wakes"])

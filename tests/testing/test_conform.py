@@ -12,8 +12,6 @@ from trencadis.errors import ConfigError, TrencadisError
 from trencadis.records import ModelSource
 from trencadis_testing.conform import Conformance, parse, suite_class
 
-ROOT = Path(__file__).parents[2]
-
 MINE = """
 from trencadis.interfaces import BucketingStrategy, ConnectorPair, EvictionPolicy, SchedulingPolicy
 from trencadis.records import Bucket

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 
 import numpy as np
 import pytest
 
+from support.mutants import broken, leaves_a_thread, proofs
 from trencadis.interfaces import DraftLength
 from trencadis_testing.draft_length import DraftLengthConformance, length_view, verified_step
 
@@ -45,33 +45,6 @@ class TestCautious(DraftLengthConformance):
     make = Cautious
 
 
-class IgnoresTheLimit(Cautious):
-    def choose(self, view):
-        return np.full(len(view.slots), 2, np.int32)
-
-
-class WideLengths(Cautious):
-    def choose(self, view):
-        return super().choose(view).astype(np.int64)
-
-
-class NegativeLengths(Cautious):
-    def choose(self, view):
-        return super().choose(view) - 2
-
-
-class OneForAll(Cautious):
-    def choose(self, view):
-        return super().choose(view)[:1]
-
-
-class WritesIntoTheView(Cautious):
-    def choose(self, view):
-        chosen = super().choose(view)
-        view.max_draft_tokens[:] = chosen
-        return chosen
-
-
 class WritesIntoTheVerdict(Cautious):
     def on_verified(self, step):
         super().on_verified(step)
@@ -92,11 +65,6 @@ class EveryOtherOneIsDifferent(Cautious):
 class ForgetsTheEpoch(Cautious):
     def wanted(self, slot, epoch):
         return 2 if slot in self.lucky else 1
-
-
-class NeverForgets(ForgetsTheEpoch):
-    def on_finished(self, *, slot):
-        pass
 
 
 class NeedsToKnowTheSlot(Cautious):
@@ -121,16 +89,6 @@ class DividesByTime(Cautious):
 class AsksEverybodyAboutEverybody(Cautious):
     def choose(self, view):
         for _ in itertools.product(view.slots.tolist(), repeat=2):
-            pass
-        return super().choose(view)
-
-
-class Slow(Cautious):
-    """Linear, and a little slow: that is what a benchmark is for; the suite lets it pass."""
-
-    def choose(self, view):
-        end = time.perf_counter() + len(view.slots) * 1e-6
-        while time.perf_counter() < end:
             pass
         return super().choose(view)
 
@@ -168,13 +126,6 @@ class ThinksEpochsAreSmall(Cautious):
         self.first.pop(slot, None)
 
 
-class KnowsFourSlots(Cautious):
-    """A sequence that waits has a slot, too."""
-
-    def wanted(self, slot, epoch):
-        return [1, 1, 1, 1][slot]
-
-
 class RemembersEpochs(Cautious):
     def __init__(self):
         super().__init__()
@@ -185,52 +136,41 @@ class RemembersEpochs(Cautious):
         return super().choose(view)
 
 
-class LearnsOnAThread(Cautious):
-    def __init__(self):
-        super().__init__()
-        threading.Thread(target=threading.Event().wait, name="learner", daemon=True).start()
+class Slow(Cautious):
+    """Linear, and a little slow: that is what a benchmark is for; the suite lets it pass."""
+
+    def choose(self, view):
+        end = time.perf_counter() + len(view.slots) * 1e-6
+        while time.perf_counter() < end:
+            pass
+        return super().choose(view)
+
+
+class TestSlow(DraftLengthConformance):
+    make = Slow
 
 
 MUTANTS = {
-    RemembersEpochs: "test_nothing_is_kept_of_sequences_that_ended",
-    LearnsOnAThread: "test_no_thread_is_left",
-    IgnoresTheLimit: "test_lengths_are_whole_numbers_from_0_to_the_limits",
-    WideLengths: "test_lengths_are_whole_numbers_from_0_to_the_limits",
-    NegativeLengths: "test_lengths_are_whole_numbers_from_0_to_the_limits",
-    OneForAll: "test_lengths_are_whole_numbers_from_0_to_the_limits",
-    WritesIntoTheView: "test_the_view_is_not_changed",
-    WritesIntoTheVerdict: "test_the_view_is_not_changed",
-    EveryOtherOneIsDifferent: "test_same_calls_give_the_same_lengths",
-    ForgetsTheEpoch: "test_a_slot_forgets_the_sequence_that_held_it",
-    NeverForgets: "test_a_slot_forgets_the_sequence_that_held_it",
-    NeedsToKnowTheSlot: "test_verdicts_and_ends_may_concern_anybody",
-    DividesByTime: "test_verdicts_and_ends_may_concern_anybody",
-    WaitsForADisk: "test_a_choice_takes_microseconds",
-    AsksEverybodyAboutEverybody: "test_cost_grows_no_faster_than_the_number_of_sequences",
-    KnowsFourSlots: "test_text_is_that_of_no_speculation",
-    ThinksEpochsAreSmall: "test_preempted_sequences_go_on_as_if_nothing_had_happened",
-    CountsSequences: "test_aborts_at_any_step_leave_nothing_behind",
+    "test_nothing_is_kept_of_sequences_that_ended": [RemembersEpochs],
+    "test_no_thread_is_left": [leaves_a_thread(Cautious)],
+    "test_lengths_are_whole_numbers_from_0_to_the_limits": [
+        broken("IgnoresTheLimit", Cautious, choose=lambda self, view: np.full(len(view.slots), 2, np.int32)),
+        broken("WideLengths", Cautious, choose=lambda self, view: Cautious.choose(self, view).astype(np.int64)),
+    ],
+    "test_the_view_is_not_changed": [WritesIntoTheVerdict],
+    "test_same_calls_give_the_same_lengths": [EveryOtherOneIsDifferent],
+    "test_a_slot_forgets_the_sequence_that_held_it": [ForgetsTheEpoch],
+    "test_verdicts_and_ends_may_concern_anybody": [NeedsToKnowTheSlot, DividesByTime],
+    "test_a_choice_takes_microseconds": [WaitsForADisk],
+    "test_cost_grows_no_faster_than_the_number_of_sequences": [AsksEverybodyAboutEverybody],
+    "test_text_is_that_of_no_speculation": [
+        broken("KnowsFourSlots", Cautious, wanted=lambda self, slot, epoch: [1, 1, 1, 1][slot])
+    ],
+    "test_preempted_sequences_go_on_as_if_nothing_had_happened": [ThinksEpochsAreSmall],
+    "test_aborts_at_any_step_leave_nothing_behind": [CountsSequences],
 }
 
-
-@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
-def test_suite_fails_a_broken_draft_length(failures_of, mutant, test):
-    assert failures_of(DraftLengthConformance, mutant, only=test)
-
-
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize("correct", [Cautious, Slow])
-def test_suite_passes_what_is_correct(failures_of, correct):
-    assert failures_of(DraftLengthConformance, correct) == set()
-
-
-def test_every_test_of_the_suite_is_needed_by_a_mutant():
-    assert set(MUTANTS.values()) == {name for name in dir(DraftLengthConformance) if name.startswith("test_")}
-
-
-def test_suite_without_make_says_what_to_do():
-    with pytest.raises(NotImplementedError, match="make = YourDraftLength"):
-        DraftLengthConformance().make()
+test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(DraftLengthConformance, MUTANTS)
 
 
 def test_a_view_has_the_limits_slots_and_epochs_asked_for():

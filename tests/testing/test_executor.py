@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import numpy as np
-import pytest
 
+from support.mutants import broken, proofs
 from trencadis.errors import BackendError, StepFailedError
 from trencadis.interfaces import BlockCopies, Executor
 from trencadis.records import MemoryReport, WarmUpReport
-from trencadis_testing import executor as suite_module
 from trencadis_testing.executor import ExecutorConformance
 from trencadis_testing.fake_executor import FakeExecutor
 
@@ -131,56 +130,16 @@ class TestWithoutSwaps(ExecutorConformance):
     make = WithoutSwaps
 
 
-class SwapsNothingBack(OneThread):
-    def swap_blocks(self, *, outs, ins):
-        super().swap_blocks(outs=outs, ins=attrs.evolve(ins, sources=ins.sources[:0], targets=ins.targets[:0]))
-
-
-class SwapsBeforeTheConnectorSaves(OneThread):
-    def swap_blocks(self, *, outs, ins):
-        self.call(self.backend.swap_blocks, outs=outs, ins=ins)
-
-
-class ForgetsWhetherSwapsFailed(OneThread):
-    def swap_blocks(self, *, outs, ins):
-        self.thread.submit(self.backend.swap_blocks, outs=outs, ins=ins)
-
-
-class CountsRanksFromOne(OneThread):
-    def start(self, *, make_backend, make_sampler, source):
-        return super().start(make_backend=lambda rank: make_backend(rank + 1), make_sampler=make_sampler, source=source)
-
-
-class SwapsSizes(OneThread):
-    def memory(self, *, max_num_batched_tokens, max_num_seqs):
-        return MemoryReport(total_bytes=1000, free_bytes=900, activation_bytes=max_num_seqs)
-
-
-class PreparesLater(OneThread):
-    def prepare(self, bucket):
-        self.thread.submit(self.backend.prepare, bucket)
-
-
 class WarmsUpLater(OneThread):
     def warm_up(self, buckets, *, progress=None):
         self.thread.submit(self.backend.warm_up, buckets, progress=progress)
         return WarmUpReport(prepared=tuple(buckets))
 
 
-class LeavesTheBackendOpen(OneThread):
-    def close(self):
-        self.thread.shutdown()
-
-
 class ClosesOnce(OneThread):
     def close(self):
         self.call(self.backend.close)
         self.thread.shutdown()
-
-
-class EmbedsSorted(OneThread):
-    def embed(self, token_ids):
-        return super().embed(sorted(token_ids, key=len))
 
 
 class LosesTableWrites(OneThread):
@@ -287,21 +246,6 @@ class AlwaysPromisesLayers(OneThread):
         return super().run(batch)
 
 
-class HearsOneOfTwoRanks(OneThread):
-    num_ranks = 2
-
-
-class NeverRegisters(OneThread):
-    def allocate(self, plan):
-        self.call(self.backend.allocate, plan)
-        self.connector = plan.connector
-
-
-class TrustsTheConnector(OneThread):
-    def contained(self, call, *args):
-        return call(*args)
-
-
 class TellsWorkersTwice(OneThread):
     """Has layouts of ranks, as an executor whose ranks are elsewhere, and tells its worker side of them twice."""
 
@@ -312,16 +256,6 @@ class TellsWorkersTwice(OneThread):
         super().allocate(plan)
         for _ in range(2):
             plan.connector.on_ranks(self.kv_layouts(), rank=0)
-
-
-class InventsALayout(OneThread):
-    def kv_layout(self):
-        return attrs.evolve(super().kv_layout(), block_size=3)
-
-
-class LeavesTheConnectorOpen(OneThread):
-    def close_connector(self):
-        pass
 
 
 class ClosesTheConnectorOnce(OneThread):
@@ -341,50 +275,90 @@ class ForgetsAborted(OneThread):
 
 
 MUTANTS = {
-    CountsRanksFromOne: "test_start_makes_a_backend_of_rank_0_and_loads_the_model_with_its_sampler",
-    SwapsSizes: "test_memory_is_the_backends_report",
-    PreparesLater: "test_prepare_reaches_the_backend_and_fails_with_it",
-    WarmsUpLater: "test_warm_up_reaches_the_backend_and_fails_with_it",
-    LeavesTheBackendOpen: "test_close_closes_the_backend_and_may_be_called_twice",
-    ClosesOnce: "test_close_closes_the_backend_and_may_be_called_twice",
-    EmbedsSorted: "test_embed_returns_the_backends_vectors_in_order",
-    LosesTableWrites: "test_tokens_are_those_of_the_backend",
-    LastComeFirstRun: "test_batches_run_in_the_order_in_which_they_were_submitted",
-    CopiesFirst: "test_blocks_are_copied_in_order_with_batches",
-    SwapsNothingBack: "test_blocks_are_swapped_in_order_with_batches",
-    ForgetsWhetherSwapsFailed: "test_swap_that_fails_is_told_with_it_or_with_the_next_batch",
-    RawErrors: "test_step_that_raises_fails_alone",
-    EndsWithTheFirstError: "test_step_that_raises_fails_alone",
-    OnlyTheOwnerWaits: "test_any_thread_may_wait",
-    WaitsInSubmit: "test_submit_returns_although_the_backend_computes",
-    ReportsBeforeThePasses: "test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens",
-    HearsOneOfTwoRanks: "test_reports_come_by_rank_from_every_rank_that_there_is",
-    NeverRegisters: "test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens",
-    SwapsBeforeTheConnectorSaves: "test_blocks_come_in_behind_the_connectors_begin_step",
-    AlwaysPromisesLayers: "test_connector_expects_layers_only_where_passes_are_the_first_to_write",
-    TrustsTheConnector: "test_a_connector_that_raises_costs_no_token",
-    TellsWorkersTwice: "test_worker_sides_in_other_processes_are_told_once_what_each_rank_holds",
-    InventsALayout: "test_layout_is_that_of_the_backends_cache",
-    LeavesTheConnectorOpen: "test_closed_connector_is_called_no_more_and_steps_go_on",
-    ClosesTheConnectorOnce: "test_closed_connector_is_called_no_more_and_steps_go_on",
-    ForgetsAborted: "test_texts_of_a_whole_engine_are_right",
+    "test_start_makes_a_backend_of_rank_0_and_loads_the_model_with_its_sampler": [
+        broken(
+            "CountsRanksFromOne",
+            OneThread,
+            start=lambda self, *, make_backend, make_sampler, source: OneThread.start(
+                self, make_backend=lambda rank: make_backend(rank + 1), make_sampler=make_sampler, source=source
+            ),
+        )
+    ],
+    "test_memory_is_the_backends_report": [
+        broken(
+            "SwapsSizes",
+            OneThread,
+            memory=lambda self, *, max_num_batched_tokens, max_num_seqs: MemoryReport(
+                total_bytes=1000, free_bytes=900, activation_bytes=max_num_seqs
+            ),
+        )
+    ],
+    "test_prepare_reaches_the_backend_and_fails_with_it": [
+        broken(
+            "PreparesLater", OneThread, prepare=lambda self, bucket: self.thread.submit(self.backend.prepare, bucket)
+        )
+    ],
+    "test_warm_up_reaches_the_backend_and_fails_with_it": [WarmsUpLater],
+    "test_close_closes_the_backend_and_may_be_called_twice": [
+        broken("LeavesTheBackendOpen", OneThread, close=lambda self: self.thread.shutdown()),
+        ClosesOnce,
+    ],
+    "test_embed_returns_the_backends_vectors_in_order": [
+        broken(
+            "EmbedsSorted", OneThread, embed=lambda self, token_ids: OneThread.embed(self, sorted(token_ids, key=len))
+        )
+    ],
+    "test_tokens_are_those_of_the_backend": [LosesTableWrites],
+    "test_batches_run_in_the_order_in_which_they_were_submitted": [LastComeFirstRun],
+    "test_blocks_are_copied_in_order_with_batches": [CopiesFirst],
+    "test_blocks_are_swapped_in_order_with_batches": [
+        broken(
+            "SwapsNothingBack",
+            OneThread,
+            swap_blocks=lambda self, *, outs, ins: OneThread.swap_blocks(
+                self, outs=outs, ins=attrs.evolve(ins, sources=ins.sources[:0], targets=ins.targets[:0])
+            ),
+        )
+    ],
+    "test_swap_that_fails_is_told_with_it_or_with_the_next_batch": [
+        broken(
+            "ForgetsWhetherSwapsFailed",
+            OneThread,
+            swap_blocks=lambda self, *, outs, ins: self.thread.submit(self.backend.swap_blocks, outs=outs, ins=ins),
+        )
+    ],
+    "test_step_that_raises_fails_alone": [RawErrors, EndsWithTheFirstError],
+    "test_any_thread_may_wait": [OnlyTheOwnerWaits],
+    "test_submit_returns_although_the_backend_computes": [WaitsInSubmit],
+    "test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens": [ReportsBeforeThePasses],
+    "test_reports_come_by_rank_from_every_rank_that_there_is": [broken("HearsOneOfTwoRanks", OneThread, num_ranks=2)],
+    "test_blocks_come_in_behind_the_connectors_begin_step": [
+        broken(
+            "SwapsBeforeTheConnectorSaves",
+            OneThread,
+            swap_blocks=lambda self, *, outs, ins: self.call(self.backend.swap_blocks, outs=outs, ins=ins),
+        )
+    ],
+    "test_connector_expects_layers_only_where_passes_are_the_first_to_write": [AlwaysPromisesLayers],
+    "test_a_connector_that_raises_costs_no_token": [
+        broken("TrustsTheConnector", OneThread, contained=lambda self, call, *args: call(*args))
+    ],
+    "test_worker_sides_in_other_processes_are_told_once_what_each_rank_holds": [TellsWorkersTwice],
+    "test_layout_is_that_of_the_backends_cache": [
+        broken(
+            "InventsALayout", OneThread, kv_layout=lambda self: attrs.evolve(OneThread.kv_layout(self), block_size=3)
+        )
+    ],
+    "test_closed_connector_is_called_no_more_and_steps_go_on": [
+        broken("LeavesTheConnectorOpen", OneThread, close_connector=lambda self: None),
+        ClosesTheConnectorOnce,
+    ],
+    "test_texts_of_a_whole_engine_are_right": [ForgetsAborted],
 }
 
-
-@pytest.fixture
-def _impatient(monkeypatch):
-    """A broken executor is not waited for as long as a slow one."""
-    monkeypatch.setattr(suite_module, "_WAIT_S", 0.4)
-
-
-@pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
-def test_suite_fails_a_broken_executor(failures_of, mutant, test):
-    assert failures_of(ExecutorConformance, mutant, only=test)
-
-
-def test_suite_passes_the_executor_that_the_mutants_break(failures_of):
-    assert failures_of(ExecutorConformance, OneThread) == set()
+test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(
+    ExecutorConformance, MUTANTS, patches={"trencadis_testing.executor._WAIT_S": 0.4}
+)
 
 
 def test_fake_executor_has_the_same_order_of_swaps_and_connector():
@@ -394,12 +368,3 @@ def test_fake_executor_has_the_same_order_of_swaps_and_connector():
     Suite().test_blocks_come_in_behind_the_connectors_begin_step()
     Suite().test_connector_expects_layers_only_where_passes_are_the_first_to_write()
     Suite().test_blocks_are_swapped_in_order_with_batches()
-
-
-def test_every_test_of_the_suite_is_needed_by_a_mutant():
-    assert set(MUTANTS.values()) == {name for name in dir(ExecutorConformance) if name.startswith("test_")}
-
-
-def test_suite_without_make_says_what_to_do():
-    with pytest.raises(NotImplementedError, match="make = YourExecutor"):
-        ExecutorConformance().make()

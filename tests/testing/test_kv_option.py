@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 SHELF = """
 import attrs
 from trencadis.interfaces import ConnectorPair

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 
 import numpy as np
-import pytest
 
+from support.mutants import broken, leaves_a_thread, proofs
 from trencadis.interfaces import Move, Router, SupportsMoves
 from trencadis_testing.router import RouterConformance, live_requests, replica_views, routing_request
 
@@ -50,28 +49,6 @@ class Turns(Router):
 
     def select(self, request, replicas):
         chosen = self.peek(request, replicas)
-        self.turn += 1
-        return chosen
-
-
-class IgnoresHealth(Router):
-    def peek(self, request, replicas):
-        return int(replicas.num_live.argmin())
-
-
-class CountsFromOne(Fewest):
-    def peek(self, request, replicas):
-        return super().peek(request, replicas) + 1
-
-
-class AnswersInWords(Fewest):
-    def peek(self, request, replicas):
-        return str(super().peek(request, replicas))
-
-
-class PeekTakesTheTurn(Turns):
-    def peek(self, request, replicas):
-        chosen = super().peek(request, replicas)
         self.turn += 1
         return chosen
 
@@ -122,11 +99,6 @@ class ForgetsNoReplica(Fewest):
         self.there.index(replica)
 
 
-class AlwaysTheFirst(Router):
-    def peek(self, request, replicas):
-        return int(replicas.is_healthy.argmax())
-
-
 class ComparesAllPairs(Fewest):
     def peek(self, request, replicas):
         load = replicas.num_live.tolist()
@@ -143,11 +115,6 @@ class KeepsRequests(Fewest):
         return self.peek(request, replicas)
 
 
-class WatchesOnAThread(Fewest):
-    def __init__(self):
-        threading.Thread(target=threading.Event().wait, name="watcher", daemon=True).start()
-
-
 class MovesWhatStays(Evens):
     def moves(self, live, replicas):
         to = self.peek(None, replicas)
@@ -158,15 +125,6 @@ class MovesToAnyReplica(Evens):
     def moves(self, live, replicas):
         movable = np.flatnonzero(live.is_movable)
         return [(int(i), int(live.replica[i] + 1) % len(replicas.num_live)) for i in movable]
-
-
-class MovesTwice(Evens):
-    def moves(self, live, replicas):
-        return list(super().moves(live, replicas)) * 2
-
-
-class NeverAsks(Evens):
-    moves_period_s = 0.0
 
 
 class MovesInTurn(Evens):
@@ -226,51 +184,41 @@ class Slow(Fewest):
         return super().peek(request, replicas)
 
 
+class TestSlow(RouterConformance):
+    make = Slow
+
+
+class TestTurns(RouterConformance):
+    make = Turns
+
+
 MUTANTS = {
-    IgnoresHealth: "test_answers_are_healthy_replicas",
-    CountsFromOne: "test_answers_are_healthy_replicas",
-    AnswersInWords: "test_answers_are_healthy_replicas",
-    PeekTakesTheTurn: "test_a_peek_tells_the_next_choice_and_changes_nothing",
-    PeekTellsAnother: "test_a_peek_tells_the_next_choice_and_changes_nothing",
-    SortsTheViews: "test_views_and_requests_are_not_changed",
-    EveryOtherOneIsDifferent: "test_same_calls_give_the_same_answers",
-    HashesNames: "test_same_answers_in_a_process_that_hashes_differently",
-    ForgetsNoReplica: "test_replicas_and_requests_come_and_go_in_any_order",
-    AlwaysTheFirst: "test_no_healthy_replica_is_left_without_requests",
-    ComparesAllPairs: "test_a_choice_among_a_thousand_replicas_takes_microseconds",
-    KeepsRequests: "test_nothing_is_kept_of_requests_that_ended",
-    MovesWhatStays: "test_moves_are_legal_and_come_as_moves",
-    MovesToAnyReplica: "test_moves_are_legal_and_come_as_moves",
-    MovesTwice: "test_moves_are_legal_and_come_as_moves",
-    NeverAsks: "test_moves_are_legal_and_come_as_moves",
-    MovesInTurn: "test_to_ask_for_moves_changes_nothing",
-    WritesIntoColumns: "test_to_ask_for_moves_changes_nothing",
-    KeepsWhatMoved: "test_a_move_is_followed_by_the_end_of_the_request_like_a_choice",
-    MissesMoved: "test_a_move_is_followed_by_the_end_of_the_request_like_a_choice",
-    ComparesAllRequests: "test_moves_of_thousands_of_requests_take_milliseconds",
-    WatchesOnAThread: "test_no_thread_is_left",
+    "test_answers_are_healthy_replicas": [
+        broken("IgnoresHealth", Router, peek=lambda self, request, replicas: int(replicas.num_live.argmin()))
+    ],
+    "test_a_peek_tells_the_next_choice_and_changes_nothing": [PeekTellsAnother],
+    "test_views_and_requests_are_not_changed": [SortsTheViews],
+    "test_same_calls_give_the_same_answers": [EveryOtherOneIsDifferent],
+    "test_same_answers_in_a_process_that_hashes_differently": [HashesNames],
+    "test_replicas_and_requests_come_and_go_in_any_order": [ForgetsNoReplica],
+    "test_no_healthy_replica_is_left_without_requests": [
+        broken("AlwaysTheFirst", Router, peek=lambda self, request, replicas: int(replicas.is_healthy.argmax()))
+    ],
+    "test_a_choice_among_a_thousand_replicas_takes_microseconds": [ComparesAllPairs],
+    "test_nothing_is_kept_of_requests_that_ended": [KeepsRequests],
+    "test_moves_are_legal_and_come_as_moves": [
+        MovesWhatStays,
+        MovesToAnyReplica,
+        broken("MovesTwice", Evens, moves=lambda self, live, replicas: list(Evens.moves(self, live, replicas)) * 2),
+        broken("NeverAsks", Evens, moves_period_s=0.0),
+    ],
+    "test_to_ask_for_moves_changes_nothing": [MovesInTurn, WritesIntoColumns],
+    "test_a_move_is_followed_by_the_end_of_the_request_like_a_choice": [KeepsWhatMoved, MissesMoved],
+    "test_moves_of_thousands_of_requests_take_milliseconds": [ComparesAllRequests],
+    "test_no_thread_is_left": [leaves_a_thread(Fewest)],
 }
 
-
-@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
-@pytest.mark.representatives(2, ci=4)
-def test_suite_fails_a_broken_router(failures_of, mutant, test):
-    assert failures_of(RouterConformance, mutant, only=test)
-
-
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize("correct", [Turns, Slow])
-def test_suite_passes_what_is_correct(failures_of, correct):
-    assert failures_of(RouterConformance, correct) == set()
-
-
-def test_every_test_of_the_suite_is_needed_by_a_mutant():
-    assert set(MUTANTS.values()) == {name for name in dir(RouterConformance) if name.startswith("test_")}
-
-
-def test_suite_without_make_says_what_to_do():
-    with pytest.raises(NotImplementedError, match="make = YourRouter"):
-        RouterConformance().make()
+test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(RouterConformance, MUTANTS)
 
 
 def test_views_are_what_was_asked_for():

@@ -44,11 +44,6 @@ class SparesTheYoungest(SchedulingPolicy):
         return int(candidates[0])
 
 
-class LeastUrgentFirst(SchedulingPolicy):
-    def order(self, view: SchedulerView):
-        return view.waiting[np.argsort(-view.priority[view.waiting], kind="stable")]
-
-
 class PreemptsTheUrgent(Priority):
     def victim(self, view: SchedulerView, *, candidates) -> int:
         return int(candidates[np.argmin(view.priority[candidates])])
@@ -113,11 +108,8 @@ class GrudgesByTenantNumber(SchedulingPolicy):
         (InOrder, LastComeFirst, IN_ORDER),
         (InOrder, SparesTheYoungest, IN_ORDER),
         (ByPriority, ServeInOrder, PRIORITIES),
-        (ByPriority, LeastUrgentFirst, PRIORITIES),
         (ByPriority, PreemptsTheUrgent, PRIORITIES),
         (ByPriority, NeverGivesWay, RUNNING),
-        (Fair, ServeInOrder, FAIRNESS),
-        (Fair, LastComeFirst, FAIRNESS),
         (Fair, ChargesAgain, FAIRNESS),
         (DeclaredBehaviour, CountsSteps, SPLIT),
         (DeclaredBehaviour, LikesRoundNumbers, UNIT),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import numpy as np
-import pytest
 
+from support.mutants import broken, leaves_a_thread, proofs
 from trencadis.interfaces import Speculator
 from trencadis.records import DraftDistributions, Drafts
 from trencadis_testing.doubles import ScriptedSpeculator
@@ -81,22 +80,6 @@ class LimitGrows(LastPair):
         return super().propose(view)
 
 
-class IgnoresTheLimit(LastPair):
-    def propose(self, view):
-        return super().propose(draft_view([t.tolist() for t in view.token_ids], most=3, slots=view.slots.tolist()))
-
-
-class WideTokens(LastPair):
-    def drafts(self, runs):
-        drafts = super().drafts(runs)
-        return Drafts(num_drafts=drafts.num_drafts, token_ids=drafts.token_ids.astype(np.int64))
-
-
-class BeyondTheVocabulary(LastPair):
-    def draft(self, slot, epoch, tokens):
-        return [tokens[-1] + 1]
-
-
 class InOrderOfSlots(LastPair):
     def propose(self, view):
         order = np.argsort(view.slots)
@@ -146,26 +129,6 @@ class RemembersSlots(LastPair):
         self.known.pop(slot, None)
 
 
-class NeverForgets(RemembersSlots):
-    def on_finished(self, *, slot, token_ids):
-        pass
-
-
-class RemembersPairsOfSlots(LastPair):
-    """Adds what follows each token to what it knows of the slot, and forgets the epoch."""
-
-    def __init__(self):
-        self.after = {}
-
-    def draft(self, slot, epoch, tokens):
-        after = self.after.setdefault(slot, {})
-        after.update(itertools.pairwise(tokens))
-        return [after[tokens[-1]]] if tokens[-1] in after else []
-
-    def on_finished(self, *, slot, token_ids):
-        self.after.pop(slot, None)
-
-
 class NeedsToKnowTheSlot(LastPair):
     def __init__(self):
         self.seen = set()
@@ -203,24 +166,10 @@ class Forest(LastPair):
         return {"parents": np.array(parents, np.int32)}
 
 
-class BranchesWithoutASay(Forest):
-    drafts_trees = False
-
-
 class BranchesWhereItMayNot(Forest):
     def propose(self, view):
         self.linear_only = [False] * len(view.slots)
         return LastPair.propose(self, view)
-
-
-class OwnParent(Forest):
-    def more(self, runs):
-        return {"parents": np.array([j for run in runs for j in range(len(run))], np.int32)}
-
-
-class SameTwice(Forest):
-    def drafts(self, runs):
-        return LastPair.drafts(self, [[run[0]] * len(run) for run in runs])
 
 
 class Drawn(LastPair):
@@ -237,20 +186,6 @@ class Drawn(LastPair):
         return np.zeros(num_drafts, np.int32)
 
 
-HalfADistribution = type("HalfADistribution", (Drawn,), {"distribution": np.full((1, 97), 0.5 / 97)})
-ImpossibleDistribution = type("ImpossibleDistribution", (Drawn,), {"distribution": np.eye(97)[:1]})
-
-
-class DistributionsOfFewer(Drawn):
-    def rows(self, num_drafts):
-        return np.zeros(max(num_drafts - 1, 0), np.int32)
-
-
-class RowsOfNoDistribution(Drawn):
-    def rows(self, num_drafts):
-        return np.ones(num_drafts, np.int32)
-
-
 class ExpectsEveryStep(LastPair):
     """A sequence that it has not seen for a while has more new tokens than it drafted."""
 
@@ -262,19 +197,6 @@ class ExpectsEveryStep(LastPair):
             raise IndexError(len(tokens))
         self.lengths[slot] = len(tokens)
         return super().draft(slot, epoch, tokens)
-
-
-class LearnsFromEverybody(LastPair):
-    """Remembers what ended, whoever said it."""
-
-    def __init__(self):
-        self.past = []
-
-    def draft(self, slot, epoch, tokens):
-        return super().draft(slot, epoch, [*self.past, *tokens])
-
-    def on_finished(self, *, slot, token_ids):
-        self.past += token_ids.tolist()
 
 
 class LearnsFromTheTenant(LastPair):
@@ -341,67 +263,55 @@ class FailsOnHighEpochs(LastPair):
         self.lengths.pop(slot, None)
 
 
-class DraftsOnAThread(LastPair):
-    def __init__(self):
-        super().__init__()
-        threading.Thread(target=threading.Event().wait, name="drafter", daemon=True).start()
+class TestForest(SpeculationConformance):
+    make = Forest
+
+
+class TestDrawn(SpeculationConformance):
+    make = Drawn
 
 
 MUTANTS = {
-    DraftsOnAThread: "test_no_thread_outlives_close",
-    LimitIsZero: "test_number_of_drafts_is_positive_and_constant",
-    LimitIsAFraction: "test_number_of_drafts_is_positive_and_constant",
-    KeepsLessThanNothing: "test_bytes_it_keeps_for_each_token_are_a_whole_number",
-    ClosesOnce: "test_close_may_come_twice_and_without_a_call",
-    LimitGrows: "test_number_of_drafts_is_positive_and_constant",
-    IgnoresTheLimit: "test_drafts_are_no_more_than_allowed_and_in_one_flat_array",
-    WideTokens: "test_drafts_are_int32_token_ids_of_the_vocabulary",
-    BeyondTheVocabulary: "test_drafts_are_int32_token_ids_of_the_vocabulary",
-    InOrderOfSlots: "test_drafts_come_in_the_order_of_the_view",
-    WritesIntoTheView: "test_the_view_is_not_changed",
-    EveryOtherOneIsDifferent: "test_same_calls_give_the_same_drafts",
-    GoesByHash: "test_same_drafts_in_a_process_that_hashes_differently",
-    RemembersSlots: "test_a_slot_forgets_the_sequence_that_held_it",
-    RemembersPairsOfSlots: "test_a_slot_forgets_the_sequence_that_held_it",
-    NeverForgets: "test_a_slot_forgets_the_sequence_that_held_it",
-    NeedsToKnowTheSlot: "test_verdicts_and_ends_may_concern_sequences_without_drafts",
-    DividesByDrafts: "test_verdicts_and_ends_may_concern_sequences_without_drafts",
-    BranchesWithoutASay: "test_drafts_branch_only_where_they_may_and_parents_come_first",
-    BranchesWhereItMayNot: "test_drafts_branch_only_where_they_may_and_parents_come_first",
-    OwnParent: "test_drafts_branch_only_where_they_may_and_parents_come_first",
-    SameTwice: "test_drafts_branch_only_where_they_may_and_parents_come_first",
-    HalfADistribution: "test_distributions_say_how_each_draft_was_drawn",
-    ImpossibleDistribution: "test_distributions_say_how_each_draft_was_drawn",
-    DistributionsOfFewer: "test_distributions_say_how_each_draft_was_drawn",
-    RowsOfNoDistribution: "test_distributions_say_how_each_draft_was_drawn",
-    ExpectsEveryStep: "test_sequences_left_out_of_calls_come_back",
-    LearnsFromEverybody: "test_nobody_is_drafted_another_tenant_s_text",
-    LearnsFromTheTenant: "test_nobody_is_drafted_another_tenant_s_text",
-    WritesIntoLongTexts: "test_text_is_that_of_no_speculation",
-    FailsOnManyAccepted: "test_text_that_repeats_itself_is_that_of_no_speculation",
-    FailsOnHighEpochs: "test_preempted_sequences_go_on_as_if_nothing_had_happened",
-    RunsOutOfRoom: "test_aborts_at_any_step_leave_nothing_behind",
+    "test_no_thread_outlives_close": [leaves_a_thread(LastPair)],
+    "test_number_of_drafts_is_positive_and_constant": [LimitIsZero, LimitIsAFraction, LimitGrows],
+    "test_bytes_it_keeps_for_each_token_are_a_whole_number": [KeepsLessThanNothing],
+    "test_close_may_come_twice_and_without_a_call": [ClosesOnce],
+    "test_drafts_are_no_more_than_allowed_and_in_one_flat_array": [
+        broken(
+            "IgnoresTheLimit",
+            LastPair,
+            propose=lambda self, view: LastPair.propose(
+                self, draft_view([t.tolist() for t in view.token_ids], most=3, slots=view.slots.tolist())
+            ),
+        )
+    ],
+    "test_drafts_are_int32_token_ids_of_the_vocabulary": [
+        broken("BeyondTheVocabulary", LastPair, draft=lambda self, slot, epoch, tokens: [tokens[-1] + 1])
+    ],
+    "test_drafts_come_in_the_order_of_the_view": [InOrderOfSlots],
+    "test_the_view_is_not_changed": [WritesIntoTheView],
+    "test_same_calls_give_the_same_drafts": [EveryOtherOneIsDifferent],
+    "test_same_drafts_in_a_process_that_hashes_differently": [GoesByHash],
+    "test_a_slot_forgets_the_sequence_that_held_it": [RemembersSlots],
+    "test_verdicts_and_ends_may_concern_sequences_without_drafts": [NeedsToKnowTheSlot, DividesByDrafts],
+    "test_drafts_branch_only_where_they_may_and_parents_come_first": [
+        BranchesWhereItMayNot,
+        broken(
+            "SameTwice", Forest, drafts=lambda self, runs: LastPair.drafts(self, [[run[0]] * len(run) for run in runs])
+        ),
+    ],
+    "test_distributions_say_how_each_draft_was_drawn": [
+        broken("RowsOfNoDistribution", Drawn, rows=lambda self, num_drafts: np.ones(num_drafts, np.int32))
+    ],
+    "test_sequences_left_out_of_calls_come_back": [ExpectsEveryStep],
+    "test_nobody_is_drafted_another_tenant_s_text": [LearnsFromTheTenant],
+    "test_text_is_that_of_no_speculation": [WritesIntoLongTexts],
+    "test_text_that_repeats_itself_is_that_of_no_speculation": [FailsOnManyAccepted],
+    "test_preempted_sequences_go_on_as_if_nothing_had_happened": [FailsOnHighEpochs],
+    "test_aborts_at_any_step_leave_nothing_behind": [RunsOutOfRoom],
 }
 
-
-@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
-def test_suite_fails_a_broken_speculator(failures_of, mutant, test):
-    assert failures_of(SpeculationConformance, mutant, only=test)
-
-
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize("correct", [LastPair, Forest, Drawn])
-def test_suite_passes_the_speculators_that_the_mutants_break(failures_of, correct):
-    assert failures_of(SpeculationConformance, correct) == set()
-
-
-def test_every_test_of_the_suite_is_needed_by_a_mutant():
-    assert set(MUTANTS.values()) == {name for name in dir(SpeculationConformance) if name.startswith("test_")}
-
-
-def test_suite_without_make_says_what_to_do():
-    with pytest.raises(NotImplementedError, match="make = YourSpeculator"):
-        SpeculationConformance().make()
+test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(SpeculationConformance, MUTANTS)
 
 
 def test_a_view_has_the_slots_epochs_and_limits_asked_for():

@@ -14,7 +14,6 @@ from trencadis.errors import EngineEndedError, InvalidRequestError, ModelLoadErr
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import (
     BeamSearchParams,
-    FinishReason,
     Request,
     RequestOutput,
     RequestTerms,

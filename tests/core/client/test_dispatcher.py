@@ -9,11 +9,9 @@ from trencadis.client.dispatcher import (
     Abort,
     ControlRequest,
     Embed,
-    End,
     MetricsRequest,
     RequestDispatcher,
     Submission,
-    engine_ended,
 )
 from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.frontend import Frontend

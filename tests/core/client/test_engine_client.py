@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from trencadis.client.engine_client import NO_OUTPUTS, EngineClient, LocalEngineClient, StepOutputs, step_outputs
+from trencadis.client.engine_client import NO_OUTPUTS, LocalEngineClient, StepOutputs, step_outputs
 from trencadis.interfaces import Observer
-from trencadis.records import EmbeddingRequest, FinishedSequence, FinishReason, Request, SamplingParams, TokenDeltas
+from trencadis.records import FinishedSequence, FinishReason, TokenDeltas
 from trencadis_testing.engines import make_engine
 
 

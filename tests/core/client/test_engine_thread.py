@@ -11,11 +11,11 @@ from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.engine_thread import EngineThread
 from trencadis.client.frontend import Frontend
 from trencadis.client.output_stream import OutputStream
-from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError, ModelLoadError
+from trencadis.errors import BackendError, EngineEndedError, ModelLoadError
 from trencadis.records import FinishReason, RequestOutput, SamplingParams
 from trencadis.text import Tokenizer
 from trencadis_testing.engines import make_engine
-from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.fakes import FakeBackend
 
 VOCAB_SIZE = 4096
 PROMPT = (5, 6, 7)

@@ -12,7 +12,6 @@ from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.factory import configure, open_frontend, open_local_frontend
 from trencadis.config import Config
 from trencadis.errors import ModelLoadError, UnknownKeyError
-from trencadis.records import SamplingParams
 from trencadis.registry import Registry
 
 

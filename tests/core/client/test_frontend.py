@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -13,7 +12,7 @@ from trencadis.errors import BackendError, InvalidRequestError, PromptTooLongErr
 from trencadis.records import Embedding, FinishReason, RequestOutput, SamplingParams
 from trencadis.text import Tokenizer
 from trencadis_testing.engines import make_engine
-from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.fakes import FakeBackend
 
 VOCAB_SIZE = 4096
 PROMPT = (5, 6, 7)

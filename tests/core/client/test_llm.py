@@ -11,7 +11,7 @@ import pytest
 from support.broken_tokenizers import panics_at_a_token, panics_at_texts
 from trencadis.client.llm import LLM
 from trencadis.config import Config
-from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, UnknownKeyError
+from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import BeamSearchParams, FinishReason, Request, RequestTerms, SamplingParams
 from trencadis.registry import Registry

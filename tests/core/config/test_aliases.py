@@ -6,9 +6,8 @@ from typing import ClassVar
 import attrs
 import pytest
 
-from trencadis.config import load_config, settings_of
-from trencadis.config.aliases import Alias, alias_rows, aliases_of, from_aliases, truth
-from trencadis.config.explain import explain
+from trencadis.config import load_config
+from trencadis.config.aliases import truth
 from trencadis.errors import ConfigValueError
 
 

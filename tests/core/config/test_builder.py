@@ -4,7 +4,6 @@ import attrs
 import pytest
 
 from trencadis.config import load_config
-from trencadis.config.import_paths import is_import_path
 from trencadis.errors import ConfigValueError, UnknownKeyError
 
 

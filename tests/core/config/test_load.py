@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trencadis.config import Config, load_config, plugin_rules
-from trencadis.errors import ConfigError, ConfigValueError
+from trencadis.errors import ConfigValueError
 
 SOURCES = ("file", "environment", "flag", "argument")
 PATHS = {

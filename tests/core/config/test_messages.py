@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.config.messages import origin, show, spot, value_error, with_origin
+from trencadis.config.messages import origin, show, spot, with_origin
 
 
 class Colour(enum.Enum):

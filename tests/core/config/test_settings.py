@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import typing
 
-import attrs
 import pytest
 
 from trencadis.config import load_config, settings_of, settings_of_table

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from trencadis.activity import ACTIVITY, ActivityView, EnginePhase
-from trencadis.clock import SimulatedClock
-from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, StepFailedError
 from trencadis.interfaces import BucketingStrategy, SchedulerView, SchedulingPolicy
-from trencadis.records import Batch, Bucket, BucketLimits, FinishReason, Pass, Request, SamplingParams, Shape
+from trencadis.records import Bucket, BucketLimits, Request, SamplingParams, Shape
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.errors import ConfigValueError, UnpreparedShapeError
 from trencadis.interfaces import BucketingStrategy
-from trencadis.records import Batch, Bucket, BucketLimits, FinishReason, Phase, Plan, Request, SamplingParams, Shape
+from trencadis.records import Bucket, BucketLimits, FinishReason, Phase, Request, SamplingParams, Shape
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text

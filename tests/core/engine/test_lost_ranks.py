@@ -17,7 +17,7 @@ from trencadis.records import Batch, EmbeddingRequest, FinishReason, Request, Sa
 from trencadis_testing.doubles import LoopConnector, _LoopWorker
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_executor import FakeExecutor
-from trencadis_testing.fakes import FakeBackend, fake_embedding, fake_text
+from trencadis_testing.fakes import FakeBackend, fake_text
 
 
 class Lossy(FakeExecutor):

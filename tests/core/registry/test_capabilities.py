@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from trencadis.config import load_config
-from trencadis.errors import CapabilityError, ConfigError
+from trencadis.errors import CapabilityError
 from trencadis.registry import Registry, resolve_plan
 from trencadis.registry.capabilities import negotiate
 

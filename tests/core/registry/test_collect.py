@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import types
-
 import attrs
 import pytest
 
 from trencadis.errors import ComponentConflictError, ContractError, PluginLoadError
-from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import bucketing
 from trencadis.registry import Registry
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trencadis.errors import ConfigValueError, PluginLoadError, UnknownComponentError, UnknownKeyError
+from trencadis.errors import PluginLoadError, UnknownComponentError, UnknownKeyError
 from trencadis.registry import Registry, load_with_plugins
 from trencadis.registry.manager import PluginLoader
 

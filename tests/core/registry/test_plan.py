@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 import trencadis_kv
-from trencadis.config import Config, load_config
+from trencadis.config import load_config
 from trencadis.errors import (
     CapabilityError,
     ConfigValueError,
@@ -17,7 +17,6 @@ from trencadis.errors import (
     UnknownComponentError,
 )
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import NoConfig
 from trencadis.registry import Registry, resolve_plan
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import types
 
 import attrs
 import pytest

@@ -17,7 +17,6 @@ from remember_demo import MODELS, shipped_files
 from support.broken_tokenizers import panics_at_texts
 from support.gguf_writing import write_gguf
 from support.tokenizer_zoo import LARGE, SPECIAL_TEXTS, TEXTS, ZOO, over_the_zoo
-from trencadis.errors import ModelLoadError
 from trencadis.text import Detokenizer, load_tokenizer, resolve_model_path, vocabulary_of
 from trencadis.text import remembered as module
 from trencadis.text.remembered import SHIPPED, RememberedTokenizer

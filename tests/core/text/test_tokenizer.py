@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from support.broken_tokenizers import panics_at_a_token, panics_at_texts

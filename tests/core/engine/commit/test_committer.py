@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from support.core.invariants import broken_invariants
-from trencadis.records import FinishReason, Request, SamplingParams
+from trencadis.records import Request, SamplingParams
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text

@@ -8,14 +8,10 @@ from typing import Any
 import attrs
 import pytest
 
-from support.core.invariants import broken_invariants
-from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
-from trencadis.engine.engine import Engine
 from trencadis.errors import RequestRefusedError
 from trencadis.failure_costs import FailureCosts
-from trencadis.interfaces import Lookup
-from trencadis.records import Batch, FinishedSequence, FinishReason, FirstToken, Request, SamplingParams
+from trencadis.records import Batch, FinishedSequence, FinishReason, Request, SamplingParams
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text

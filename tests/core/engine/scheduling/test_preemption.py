@@ -5,7 +5,7 @@ import pytest
 
 from support.core.invariants import broken_invariants
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
-from trencadis.records import FinishReason, Request, SamplingParams
+from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 
