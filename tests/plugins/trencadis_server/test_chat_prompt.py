@@ -127,8 +127,3 @@ def test_the_event_loop_does_not_wait_for_a_template(tokenizer: Tokenizer) -> No
             await encoding
 
     asyncio.run(use())
-
-
-def test_the_templates_own_refusal_is_passed_on(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequestError, match="unknown role: tool"):
-        encode(tokenizer, {"role": "tool", "content": "x"})

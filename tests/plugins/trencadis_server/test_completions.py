@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 import pytest
 
+from support.kv.echo_connector import EchoConnector
 from trencadis.text import Tokenizer
+from trencadis_server.config import ServerConfig
 from trencadis_server.protocol.completions import TextCompletion
 from trencadis_testing.fakes import fake_text
 
@@ -49,18 +50,6 @@ def test_token_ids_are_prompts(serve: Any, tokenizer: Tokenizer, prompt: Any) ->
     answer = serve(lambda api: api.ok(PATH, prompt=prompt, max_tokens=4))
     prompts = prompt if isinstance(prompt[0], list) else [prompt]
     assert [choice["text"] for choice in answer["choices"]] == [text_of(tokenizer, tuple(one), 4) for one in prompts]
-
-
-def test_sixteen_tokens_are_the_default(serve: Any) -> None:
-    assert serve(lambda api: api.ok(PATH, prompt=[5]))["usage"]["completion_tokens"] == 16
-
-
-def test_an_output_beyond_the_model_is_refused_if_it_was_asked_for(serve: Any) -> None:
-    status, error = serve(lambda api: api.error(PATH, prompt=[5] * 6, max_tokens=251))
-    assert (status, error["param"], error["code"]) == (400, "prompt", "context_length_exceeded")
-    assert "prompt has 6 tokens, and max_tokens asks for 251 more" in error["message"]
-    assert serve(lambda api: api.ok(PATH, prompt=[5] * 250))["usage"]["completion_tokens"] == 6  # nobody asked for 16
-    assert serve(lambda api: api.ok(PATH, prompt=[5] * 6, max_tokens=250))["usage"]["completion_tokens"] == 250
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -115,37 +104,6 @@ def test_the_extensions_of_vllm_have_their_effect(serve: Any, tokenizer: Tokeniz
     assert [set(one) for one in scored["prompt_logprobs"][1:]] == [{"6"}, {"7"}]
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"prompt": []}, "prompt", "token ids"),
-        ({"prompt": [[]]}, "prompt", "token ids"),
-        ({"prompt": [1, "a"]}, "prompt", "token ids"),
-        ({"prompt": True}, "prompt", "must be text"),
-        ({"prompt": ""}, None, "no tokens"),
-        ({"prompt": [4096]}, None, "vocabulary"),
-        ({"prompt": "x", "best_of": 1, "n": 2}, "best_of", "best_of = 1 is below n = 2"),
-        ({"prompt": "x", "best_of": 2, "stream": True}, "best_of", "cannot stream"),
-        ({"prompt": "x", "best_of": 129}, "best_of", "128"),
-        ({"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
-        ({"prompt": "x", "max_tokens": 0}, "max_tokens", "echo"),
-        ({"prompt": "x", "logprobs": 51}, "logprobs", "50"),
-        ({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16"),
-        ({"prompt": "x", "logit_bias": {"a": 1}}, None, "logit_bias"),
-        ({"prompt": "x", "kv_transfer_params": {"a": "x" * 70_000}}, None, "transfer_params are 70009 bytes"),
-        ({"prompt": "x", "kv_transfer_params": [1]}, "kv_transfer_params", "dictionary"),
-        ({"prompt": [[5], [5, 99_999]]}, "prompt[1]", "prompt[1]: token id 99999 is outside the vocabulary, 0 to 4095"),
-        ({"prompt": "x", "guided_regex": "a", "stream": True}, "guided_regex", "does not constrain tokens"),
-        ({"prompt": "x", "no_stop_trim": True}, "no_stop_trim", "not supported"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_words(serve: Any, body: Any, param: str | None, words: str) -> None:
-    status, error = serve(lambda api: api.error(PATH, **body))
-    assert (status, error["type"]) == (400, "invalid_request_error")
-    assert param is None or error["param"] == param
-    assert words in error["message"]
-
-
 def test_of_best_of_n_are_answered_and_all_are_counted(serve: Any, tokenizer: Tokenizer) -> None:
     async def use(api: Any) -> tuple[Any, Any, Any]:
         chosen = await api.ok(PATH, prompt=[[5, 6], [7]], max_tokens=4, n=2, best_of=5)
@@ -165,16 +123,7 @@ def test_of_best_of_n_are_answered_and_all_are_counted(serve: Any, tokenizer: To
     assert {choice["index"] for event in events for choice in event["choices"]} == {0, 1}
 
 
-def test_each_of_best_of_takes_a_place_in_the_server(serve: Any) -> None:
-    from trencadis_server.config import ServerConfig
-
-    status, error = serve(lambda api: api.error(PATH, prompt="x", best_of=5), config=ServerConfig(max_requests=4))
-    assert (status, "5 texts in one request" in error["message"]) == (400, True)
-
-
 def test_more_prompts_than_there_is_room_for_are_told_to_come_later(serve: Any) -> None:
-    from trencadis_server.config import ServerConfig
-
     async def use(api: Any) -> Any:
         with api.admission.hold(1, num_requests=3):
             response = await api.post(PATH, prompt=[[1], [2]])
@@ -185,38 +134,7 @@ def test_more_prompts_than_there_is_room_for_are_told_to_come_later(serve: Any) 
     assert len(answer["choices"]) == 1
 
 
-def test_a_prompt_that_fails_takes_the_others_of_its_request_with_it(serve: Any) -> None:
-    async def use(api: Any) -> tuple[Any, Any]:
-        error = await api.error(PATH, prompt=[[5, 6], [4096]], max_tokens=200)
-        return error, await api.until_idle()
-
-    (status, error), (num_used, _) = serve(use)
-    assert (status, num_used) == (400, 0)
-    assert "4096" in error["message"]
-
-
-def test_transfer_parameters_go_both_ways_for_the_first_prompt(serve: Any) -> None:
-    from support.kv.echo_connector import EchoConnector
-
-    async def use(api: Any) -> tuple[Any, list[Any], Any]:
-        body = {"prompt": [[5], [6]], "max_tokens": 3, "kv_transfer_params": {"a": 1}}
-        whole = (await api.post(PATH, **body)).json()
-        text = (await api.post(PATH, **body, stream=True, n=2)).text
-        plain = (await api.post(PATH, prompt=[5], max_tokens=3)).json()
-        return whole, [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")], plain
-
-    whole, events, plain = serve(use, connector=EchoConnector())
-    answer = {"asked": {"a": 1}, "prompt": [5]}
-    assert whole["kv_transfer_params"] == answer
-    assert "kv_transfer_params" not in plain
-    (event,) = [event for event in events if "kv_transfer_params" in event]
-    assert event["kv_transfer_params"] == answer
-    assert [(one["index"], one["finish_reason"]) for one in event["choices"]] == [(0, "length")]
-
-
 def test_request_that_is_refused_is_told_to_the_connector(serve: Any) -> None:
-    from support.kv.echo_connector import EchoConnector
-
     echo = EchoConnector()
 
     async def use(api: Any) -> list[int]:
@@ -227,27 +145,33 @@ def test_request_that_is_refused_is_told_to_the_connector(serve: Any) -> None:
     assert echo.rejected == [{"a": 1}] * 3
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"top_k": 5}, "top_k"),
-        ({"temperature": 0.7}, "temperature"),
-        ({"bad_words": ["sea"]}, "bad_words"),
-        ({"best_of": 2, "logit_bias": {"7": 1}}, "logit_bias"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_the_sampler_does_not_honour_is_refused_with_the_field_of_the_api(
-    serve: Any, fake_house: Any, given: dict[str, Any], field: str, stream: bool
-) -> None:
-    if stream:
-        given = {name: value for name, value in given.items() if name != "best_of"}
+def test_sixteen_tokens_are_the_default_where_there_is_room_for_them(serve: Any) -> None:
+    async def use(api: Any) -> list[int]:
+        bodies = [{"prompt": [5]}, {"prompt": [5] * 250}, {"prompt": [5] * 6, "max_tokens": 250}]
+        return [(await api.ok(PATH, **body))["usage"]["completion_tokens"] for body in bodies]
 
-    async def use(api: Any) -> tuple[int, Any]:
+    assert serve(use) == [16, 6, 250]
+
+
+def test_each_of_best_of_and_each_beam_takes_a_place_in_the_server(serve: Any) -> None:
+    async def use(api: Any) -> list[Any]:
+        bodies = [{"prompt": "x", "best_of": 5}, {"prompt": [[1], [2]], "use_beam_search": True, "n": 3}]
+        return [await api.error(PATH, **body) for body in bodies]
+
+    (best, of_best), (beams, of_beams) = serve(use, config=ServerConfig(max_requests=4))
+    assert (best, beams) == (400, 400)
+    assert "5 texts in one request" in of_best["message"]
+    assert "6 texts in one request" in of_beams["message"]
+
+
+def test_what_the_sampler_does_not_honour_is_refused_with_the_field_of_the_api(serve: Any) -> None:
+    fields = {"top_k": 5, "temperature": 0.7, "bad_words": ["sea"], "logit_bias": {"7": 1}}
+
+    async def use(api: Any) -> list[Any]:
         await api.ok(PATH, prompt="Hello", max_tokens=2, temperature=0, top_p=0.9)
-        return await api.error(PATH, prompt="Hello", max_tokens=2, stream=stream, **given)
+        more: list[dict[str, Any]] = [{"stream": True}, {"best_of": 2}]
+        return [await api.error(PATH, prompt="Hello", **{name: fields[name]}, **one) for name in fields for one in more]
 
-    status, error = serve(use, sampling="trencadis_testing.backend:ArgmaxSampler")
-    assert (status, error["param"], error["type"]) == (400, field, "invalid_request_error")
-    assert "ArgmaxSampler" in error["message"]
-    assert "does not honour it" in error["message"]
+    found = serve(use, sampling="trencadis_testing.backend:ArgmaxSampler")
+    assert [(status, error["param"]) for status, error in found] == [(400, name) for name in fields for _ in range(2)]
+    assert all("ArgmaxSampler" in one["message"] and "does not honour it" in one["message"] for _, one in found)

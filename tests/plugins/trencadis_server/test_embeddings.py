@@ -18,12 +18,14 @@ PATH = "/v1/embeddings"
 def test_base64_is_the_same_vectors_as_little_endian_float32(serve: Any, tokenizer: Tokenizer) -> None:
     texts = ["Hello there", "Good day"]
 
-    async def use(api: Any) -> tuple[Any, Any, int]:
-        numbers = await api.ok(PATH, input=texts)
+    async def use(api: Any) -> tuple[Any, Any, int, Any]:
+        size = api.llm.model.embedding_size
+        numbers = await api.ok(PATH, input=texts, dimensions=size)
         packed = await api.ok(PATH, input=texts, encoding_format="base64")
-        return numbers, packed, api.llm.model.embedding_size
+        return numbers, packed, size, await api.error(PATH, input=["x", "y " * 300])
 
-    numbers, packed, size = serve(use)
+    numbers, packed, size, (status, error) = serve(use)
+    assert (status, error["param"], error["code"]) == (400, "input[1]", "context_length_exceeded")
     msgspec.convert(numbers, EmbeddingList)
     for index, (one, other) in enumerate(zip(numbers["data"], packed["data"], strict=True)):
         decoded = np.frombuffer(base64.b64decode(other["embedding"]), "<f4")
@@ -43,30 +45,6 @@ def test_text_and_its_token_ids_have_one_vector(serve: Any, tokenizer: Tokenizer
 
     first, *others = serve(use)
     assert others == [first] * 3
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"input": "x", "dimensions": 3}, "dimensions", "Leave dimensions out"),
-        ({"input": []}, "input", "token ids"),
-        ({"input": "x", "encoding_format": "int8"}, "encoding_format", "base64"),
-        ({"input": ["x", "y " * 300]}, "input[1]", "embeds at most"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_words(serve: Any, body: Any, param: str, words: str) -> None:
-    status, error = serve(lambda api: api.error(PATH, **body))
-    assert (status, error["param"]) == (400, param)
-    assert words in error["message"]
-
-
-def test_the_models_own_number_of_dimensions_may_be_asked_for(serve: Any) -> None:
-    async def use(api: Any) -> tuple[int, int]:
-        size = api.llm.model.embedding_size
-        return size, len((await api.ok(PATH, input="x", dimensions=size))["data"][0]["embedding"])
-
-    size, length = serve(use)
-    assert size == length
 
 
 def test_many_vectors_are_written_beside_the_event_loop_each_by_itself(

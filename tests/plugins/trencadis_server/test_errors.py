@@ -7,12 +7,14 @@ import pytest
 from trencadis.errors import (
     BackendError,
     ConfigError,
+    ContinuationError,
     EngineEndedError,
     InternalError,
     InvalidRequestError,
     PromptTooLongError,
     RequestRefusedError,
     StepFailedError,
+    WrongRoleError,
 )
 from trencadis_server.errors import ApiError, EngineUnavailableError, TooBusyError, as_api_error, retry_headers
 
@@ -31,6 +33,8 @@ from trencadis_server.errors import ApiError, EngineUnavailableError, TooBusyErr
             "engine_loading",
         ),
         (EngineEndedError("killed by SIGKILL"), 503, "service_unavailable_error", "engine_ended"),
+        (ContinuationError("no other can go on"), 503, "service_unavailable_error", "engine_ended"),
+        (WrongRoleError("it is prefill."), 503, "service_unavailable_error", "wrong_role"),
         (StepFailedError("bucketing raised"), 503, "server_error", "engine_error"),
         (BackendError("device"), 503, "server_error", "engine_error"),
         (InternalError("state"), 500, "server_error", "internal_error"),
@@ -51,12 +55,9 @@ def test_an_unexpected_error_tells_the_request_id_and_nothing_else(error):
     assert "secret" not in message
 
 
-def test_the_field_of_the_prompt_is_named_where_the_prompt_is_too_long():
+def test_the_field_of_the_prompt_is_named_where_the_prompt_is_too_long_else_the_one_that_an_error_knows():
     assert as_api_error(PromptTooLongError("x"), param="messages").param == "messages"
     assert as_api_error(InvalidRequestError("x"), param="messages").param is None
-
-
-def test_the_field_that_an_error_knows_is_named():
     assert as_api_error(InvalidRequestError("x", field="min_tokens"), param="messages").param == "min_tokens"
 
 
@@ -71,8 +72,9 @@ def test_retry_after_is_whole_seconds_rounded_up(seconds, written):
 
 
 def test_clients_are_told_not_to_try_again_when_it_is_no_use():
-    error = as_api_error(EngineUnavailableError("failed", state="failed"))
-    assert error.headers == {"x-should-retry": "false"}
+    for error in (EngineUnavailableError("failed", state="failed"), WrongRoleError("it is prefill.")):
+        assert as_api_error(error).headers == {"x-should-retry": "false"}
+    assert as_api_error(ContinuationError("no other can go on")).headers == retry_headers(1)
 
 
 def test_half_a_surrogate_pair_in_a_message_is_encoded():

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from trencadis.errors import EngineEndedError
-from trencadis.records import CompletionOutput, FinishReason, RequestOutput, RequestTerms, SamplingParams
-from trencadis_server.errors import ApiError
+from trencadis.records import CompletionOutput, RequestOutput, RequestTerms, SamplingParams
 from trencadis_server.generation.generation import Generation, answer_id, finished_outputs, usage_of
-from trencadis_testing.fakes import fake_text
 
 
 def generation(api: Any, prompts: list[tuple[int, ...]], **params: Any) -> Generation:
@@ -27,35 +25,16 @@ def generation(api: Any, prompts: list[tuple[int, ...]], **params: Any) -> Gener
     )
 
 
-def test_outputs_of_several_prompts_are_told_apart(serve: Any) -> None:
-    prompts = [(5 + i, 6) for i in range(7)]
-
-    async def use(api: Any) -> list[RequestOutput]:
-        return await finished_outputs(generation(api, prompts, max_tokens=4))
-
-    for prompt, output in zip(prompts, serve(use), strict=True):
-        assert output.outputs[0].token_ids == tuple(fake_text(prompt, 4, vocab_size=4096))
-
-
 def test_the_hold_lasts_as_long_as_the_outputs_and_waits_until_each_prompt_has_a_token(serve: Any) -> None:
     async def use(api: Any) -> list[tuple[int, int]]:
         admission = api.admission
-        async with aclosing(generation(api, [(5, 6, 7)], max_tokens=30).outputs(streams=True)) as outputs:
+        async with aclosing(generation(api, [(5, 6, 7), (8,)], n=3, max_tokens=30).outputs(streams=True)) as outputs:
             counts = [(admission.num_requests, admission.num_waiting_tokens) async for _ in outputs]
         return [*counts, (admission.num_requests, admission.num_waiting_tokens)]
 
-    *during, after = serve(use)
-    assert set(during) == {(1, 0)}
-    assert after == (0, 0)
-
-
-def test_each_choice_of_each_prompt_takes_a_place(serve: Any) -> None:
-    async def use(api: Any) -> int:
-        async with aclosing(generation(api, [(5, 6), (7,)], n=3, max_tokens=30).outputs(streams=True)) as outputs:
-            await anext(outputs)
-            return int(api.admission.num_requests)
-
-    assert serve(use) == 6
+    *during, last, after = serve(use)
+    assert {num_requests for num_requests, _ in during} == {6}
+    assert (last, after) == ((6, 0), (0, 0))
 
 
 def test_long_prompts_stop_waiting_with_the_first_token_also_if_the_answer_comes_in_one_piece(serve: Any) -> None:
@@ -79,18 +58,6 @@ def test_long_prompts_stop_waiting_with_the_first_token_also_if_the_answer_comes
     assert serve(use, fails=fails, max_model_len=2048) == (0, 9)
 
 
-@pytest.mark.parametrize("num_prompts", [1, 3])
-def test_leaving_the_loop_ends_every_prompt(serve: Any, num_prompts: int) -> None:
-    async def use(api: Any) -> tuple[int, int]:
-        prompts = [(5 + i, 6) for i in range(num_prompts)]
-        async with aclosing(generation(api, prompts, max_tokens=250).outputs(streams=True)) as outputs:
-            await anext(outputs)
-        num_used, _ = await api.until_idle()
-        return num_used, api.llm.num_live
-
-    assert serve(use) == (0, 0)
-
-
 def test_what_somebody_else_ended_is_no_answer(serve: Any) -> None:
     async def use(api: Any) -> None:
         one = generation(api, [(5, 6)], max_tokens=250)
@@ -100,58 +67,6 @@ def test_what_somebody_else_ended_is_no_answer(serve: Any) -> None:
 
     with pytest.raises(EngineEndedError, match="before its output was complete"):
         serve(use)
-
-
-def test_a_failed_completion_says_why(serve: Any) -> None:
-    def fails(batch: Any, one: Any) -> None:
-        raise RuntimeError("planted")
-
-    async def use(api: Any) -> None:
-        await finished_outputs(generation(api, [(5, 6)], max_tokens=4))
-
-    with pytest.raises(ApiError, match="planted"):
-        serve(use, fails=fails)
-
-
-def test_usage_counts_every_choice_and_each_prompt_once() -> None:
-    def output(num_prompt: int, *counts: int) -> RequestOutput:
-        return RequestOutput(
-            request_id="r",
-            prompt=None,
-            prompt_token_ids=(1,) * num_prompt,
-            outputs=tuple(
-                CompletionOutput(index=i, text="", token_ids=(1,) * count, finish_reason=FinishReason.STOP)
-                for i, count in enumerate(counts)
-            ),
-            finished=True,
-            num_cached_tokens=2,
-        )
-
-    usage = usage_of([output(3, 4, 5), output(6, 1)])
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (9, 10, 19)
-    assert usage.prompt_tokens_details.cached_tokens == 4
-    assert usage_of([output(3, 4)], counts_output=False).completion_tokens == 0
-
-
-def test_answers_have_ids_of_their_own() -> None:
-    assert answer_id("cmpl").startswith("cmpl-")
-    assert answer_id("cmpl") != answer_id("cmpl")
-
-
-def test_usage_counts_approximate_tokens_of_all_prompts() -> None:
-    near = [
-        RequestOutput(
-            request_id=str(count),
-            prompt=None,
-            prompt_token_ids=(1, 2, 3, 4),
-            outputs=(),
-            finished=True,
-            num_cached_tokens=4,
-            num_approximate_tokens=count,
-        )
-        for count in (3, 1)
-    ]
-    assert usage_of(near).prompt_tokens_details.approximate_tokens == 4
 
 
 def test_many_prompts_are_handed_to_the_engine_in_several_turns_of_the_event_loop(
@@ -181,3 +96,21 @@ def test_many_prompts_are_handed_to_the_engine_in_several_turns_of_the_event_loo
     begun = serve(use)
     assert begun.total() == 100
     assert max(begun.values()) <= 32, "others of the event loop wait until all are handed over"
+
+
+def test_usage_counts_every_choice_and_each_prompt_once() -> None:
+    def output(num_prompt: int, num_approximate: int, *counts: int) -> RequestOutput:
+        return RequestOutput(
+            request_id="r",
+            prompt=None,
+            prompt_token_ids=(1,) * num_prompt,
+            outputs=tuple(CompletionOutput(index=i, text="", token_ids=(1,) * count) for i, count in enumerate(counts)),
+            finished=True,
+            num_cached_tokens=2,
+            num_approximate_tokens=num_approximate,
+        )
+
+    usage = usage_of([output(3, 3, 4, 5), output(6, 1, 1)])
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (9, 10, 19)
+    assert (usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens_details.approximate_tokens) == (4, 4)
+    assert usage_of([output(3, 0, 4)], counts_output=False).completion_tokens == 0

@@ -1,45 +1,32 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-BOTH = [
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello there"}]}, "messages"),
-    ("/v1/completions", {"prompt": "Hello there"}, "prompt"),
-]
+from support.kv.echo_connector import EchoConnector
 
 
-@pytest.mark.parametrize(("path", "body", "param"), BOTH)
-def test_a_stream_and_a_whole_answer_have_the_same_facts(serve: Any, path: str, body: Any, param: str) -> None:
-    async def use(api: Any) -> tuple[Any, list[Any]]:
-        usage = {"include_usage": True}
-        return await api.ok(path, **body, max_tokens=5), await api.events(
-            path, **body, max_tokens=5, stream_options=usage
-        )
-
-    answer, events = serve(use)
-    assert {event["model"] for event in events} == {answer["model"]} == {"demo"}
-    assert {event["system_fingerprint"] for event in events} == {answer["system_fingerprint"]}
-    assert len({(event["id"], event["created"]) for event in events}) == 1
-    assert events[-1]["usage"]["completion_tokens"] == answer["usage"]["completion_tokens"] == 5
-
-
-@pytest.mark.parametrize(("path", "body", "param"), BOTH)
 @pytest.mark.parametrize(
-    ("fault", "status", "at"),
-    [({"model": "none"}, 404, "model"), ({"stream_options": {"include_usage": True}}, 400, "stream_options")],
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": [[5], [6]]}),
+    ],
 )
-def test_both_endpoints_refuse_the_same(
-    serve: Any, path: str, body: Any, param: str, fault: Any, status: int, at: str
-) -> None:
-    found, error = serve(lambda api: api.error(path, **{**body, **fault}))
-    assert (found, error["param"]) == (status, at)
+def test_transfer_parameters_go_both_ways_for_the_first_prompt(serve: Any, path: str, body: Any) -> None:
+    async def use(api: Any) -> tuple[Any, list[Any], Any]:
+        asked = {**body, "max_tokens": 3, "kv_transfer_params": {"a": 1}}
+        whole = (await api.post(path, **asked)).json()
+        text = (await api.post(path, **asked, stream=True, n=2)).text
+        plain = (await api.post(path, **body, max_tokens=3)).json()
+        return whole, [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")], plain
 
-
-@pytest.mark.parametrize(("path", "body", "param"), BOTH)
-def test_an_error_before_the_first_event_names_the_field_of_the_prompt(
-    serve: Any, path: str, body: Any, param: str
-) -> None:
-    found, error = serve(lambda api: api.error(path, **body, stream=True, max_tokens=255))
-    assert (found, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+    whole, events, plain = serve(use, connector=EchoConnector())
+    assert whole["kv_transfer_params"]["asked"] == {"a": 1}
+    assert "kv_transfer_params" not in plain
+    (event,) = [event for event in events if "kv_transfer_params" in event]
+    assert event["kv_transfer_params"] == whole["kv_transfer_params"]
+    assert [(one["index"], one["finish_reason"]) for one in event["choices"]] == [(0, "length")]
+    assert {event["system_fingerprint"] for event in events} == {whole["system_fingerprint"]}

@@ -113,11 +113,6 @@ def test_a_run_of_tokens_breaks_at_the_usual_marks_unless_others_are_named(token
     assert named == (tokenizer.encode("a.", add_special_tokens=False)[-1],)
 
 
-def test_values_that_contradict_each_other_are_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequestError, match="min_tokens"):
-        params(tokenizer, min_tokens=20)
-
-
 @pytest.mark.parametrize(
     ("name", "field"),
     [("stop_token_ids", "stop_token_ids"), ("bad_words_ids", "bad_words"), ("structured", "guided_regex")],
@@ -183,34 +178,6 @@ def test_what_asks_for_nothing_is_no_obstacle() -> None:
     assert params_of(use_beam_search=True, n=2, user="me", **idle) == params_of(use_beam_search=True, n=2)
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"stream": True}, "stream", "cannot stream"),
-        ({"temperature": 0.7}, "temperature", "draws nothing"),
-        ({"top_p": 0.5}, "top_p", "draws nothing"),
-        ({"stop": ["a"]}, "stop", "draws nothing"),
-        ({"bad_words": ["a"]}, "bad_words", "draws nothing"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "draws nothing"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs", "draws nothing"),
-        ({"echo": True, "logprobs": 1}, "echo", "not answered"),
-        ({"best_of": 1}, "best_of", "best_of = 1 is below n = 2"),
-        ({"logprobs": 3}, "logprobs", "width of 2 knows 2"),
-        ({"n": 50}, None, "beam_width = 50"),
-        ({"length_penalty": 11}, "length_penalty", "10"),
-        ({"early_stopping": "soon"}, "early_stopping", 'true, false or "never"'),
-        ({"use_beam_search": False, "length_penalty": 0.5}, "length_penalty", "needs use_beam_search"),
-        ({"use_beam_search": None, "early_stopping": True}, "early_stopping", "needs use_beam_search"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_words(serve: Any, body: Any, param: str | None, words: str) -> None:
-    given = {"prompt": "x", "use_beam_search": True, "n": 2, **body}
-    status, error = serve(lambda api: api.error(PATH, **given))
-    assert (status, error["type"]) == (400, "invalid_request_error")
-    assert param is None or error["param"] == param
-    assert words in error["message"]
-
-
 def test_choices_are_the_beams_of_each_prompt_best_first(serve: Any) -> None:
     body = {"prompt": [[5, 6], [7]], "use_beam_search": True, "n": 2, "best_of": 3, "max_tokens": 3, "logprobs": 1}
     answer = serve(lambda api: api.ok(PATH, **body, return_token_ids=True, ignore_eos=True))
@@ -235,16 +202,6 @@ def test_a_chat_is_searched_too(serve: Any) -> None:
     )
     assert [one["index"] for one in answer["choices"]] == [0, 1]
     assert [len(one["logprobs"]["content"]) for one in answer["choices"]] == [2, 2]
-
-
-def test_every_beam_takes_a_place_in_the_server(serve: Any) -> None:
-    from trencadis_server.config import ServerConfig
-
-    async def use(api: Any) -> Any:
-        return await api.error(PATH, prompt=[[1], [2]], use_beam_search=True, n=3)
-
-    status, error = serve(use, config=ServerConfig(max_requests=5))
-    assert (status, "6 texts in one request" in error["message"]) == (400, True)
 
 
 def test_a_failure_of_a_beam_is_the_requests(serve: Any) -> None:

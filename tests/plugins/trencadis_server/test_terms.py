@@ -102,18 +102,6 @@ def test_extension_fields_reach_the_policy_from_both_endpoints(serve: Any, path:
     assert (seen.ttft_target_s, seen.tpot_target_s, seen.cache_salt) == (0.3, 0.02, "\0s")
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("weight", 0), ("weight", "2"), ("weight", 2.0), ("ttft_target_ms", 0), ("tpot_target_ms", -1), ("priority", 1.5)],
-)
-def test_terms_out_of_range_or_not_allowed_are_errors_that_name_the_field(serve: Any, field: str, value: Any) -> None:
-    async def use(api: Any) -> Any:
-        return await api.error("/v1/completions", prompt=[5], **{field: value})
-
-    status, error = serve(use)
-    assert (status, error["param"]) == (400, field)
-
-
 def test_a_tenant_over_its_cap_is_answered_429_with_the_time_to_come_back(
     fake_house: Callable[..., tuple[Config, Registry]],
 ) -> None:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from trencadis.text import Tokenizer, encode_chat
 
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -31,29 +29,9 @@ def test_messages_are_tokenized_as_the_chat_endpoint_does(serve: Any, tokenizer:
     assert tuple(closed["tokens"]) == encode_chat(tokenizer, HELLO, add_generation_prompt=False)
 
 
-def test_no_text_has_no_tokens(serve: Any) -> None:
-    assert serve(lambda api: api.ok("/tokenize", prompt=""))["tokens"] == []
-
-
 def test_a_long_text_is_encoded_like_a_short_one(serve: Any, tokenizer: Tokenizer) -> None:
     text = "Hello there, you. " * 1000
     assert tuple(serve(lambda api: api.ok("/tokenize", prompt=text))["tokens"]) == tokenizer.encode(text)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "words"),
-    [
-        ("/tokenize", {}, "either prompt or messages"),
-        ("/tokenize", {"prompt": "x", "messages": HELLO}, "either prompt or messages"),
-        ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, "template"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
-        ("/detokenize", {"tokens": ["1"]}, "tokens"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_words(serve: Any, path: str, body: Any, words: str) -> None:
-    status, error = serve(lambda api: api.error(path, **body))
-    assert status == 400
-    assert words in error["message"]
 
 
 def test_a_text_that_no_prompt_could_be_is_not_encoded(serve: Any) -> None:

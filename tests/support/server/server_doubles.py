@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 from fastapi import APIRouter, FastAPI
 
-from trencadis.clock import SimulatedClock, SystemClock
+from trencadis.clock import SystemClock
 from trencadis_server.app import make_app
 from trencadis_server.config import ServerConfig
 from trencadis_server.context import ServerContext
@@ -32,8 +31,10 @@ class OneEngine:
         self.llm = llm
 
 
-def make_context(engines: Any = None, *, clock: Any = None, **config: Any) -> ServerContext:
-    server = ServerConfig(**config)
+def make_context(
+    engines: Any = None, *, clock: Any = None, server: ServerConfig | None = None, created: int = 1, **config: Any
+) -> ServerContext:
+    server = server or ServerConfig(**config)
     clock = clock or SystemClock()
     return ServerContext(
         engines or NoEngine(),
@@ -43,7 +44,7 @@ def make_context(engines: Any = None, *, clock: Any = None, **config: Any) -> Se
             max_requests=server.max_requests, max_waiting_tokens=server.max_waiting_tokens, clock=clock
         ),
         clock=clock,
-        created=1,
+        created=created,
     )
 
 
@@ -65,14 +66,6 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
-def with_client(app: FastAPI, use: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        async with client_of(app) as client:
-            return await asyncio.wait_for(use(client), timeout=30)
-
-    return asyncio.run(main())
-
-
 def assert_error(answer: httpx.Response, status: int, *, code: str | None = None, param: str | None = None) -> str:
     """Check that an answer is an error in OpenAI's shape, with a request id; returns its message."""
     assert answer.status_code == status, answer.text
@@ -83,16 +76,3 @@ def assert_error(answer: httpx.Response, status: int, *, code: str | None = None
     assert answer.headers["x-request-id"]
     assert "detail" not in answer.json()
     return str(error["message"])
-
-
-__all__ = [
-    "NoEngine",
-    "OneEngine",
-    "SimulatedClock",
-    "app_with",
-    "ask",
-    "assert_error",
-    "client_of",
-    "make_context",
-    "with_client",
-]
