@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from trencadis_server.generation.connection import CLIENT_GONE, answer_while_connected, while_connected
+from trencadis_server.generation.connection import while_connected
 
 
 async def stays() -> Any:
@@ -15,21 +15,6 @@ async def stays() -> Any:
 
 async def leaves() -> Any:
     return {"type": "http.disconnect"}
-
-
-def test_work_for_a_client_that_stays_is_returned() -> None:
-    async def work() -> int:
-        return 5
-
-    assert asyncio.run(while_connected(stays, work())) == 5
-
-
-def test_an_error_of_the_work_is_passed_on() -> None:
-    async def work() -> None:
-        raise ValueError("planted")
-
-    with pytest.raises(ValueError, match="planted"):
-        asyncio.run(while_connected(stays, work()))
 
 
 def test_work_for_a_client_that_leaves_has_cleaned_up_before_anybody_hears_of_it() -> None:
@@ -77,12 +62,3 @@ def test_cancelling_the_caller_cancels_the_work() -> None:
 
     asyncio.run(main())
     assert seen == ["cancelled"]
-
-
-def test_nobody_reads_the_answer_to_a_client_that_left() -> None:
-    class Request:
-        receive = staticmethod(leaves)
-
-    request: Any = Request()
-    response = asyncio.run(answer_while_connected(request, stays()))
-    assert response.status_code == CLIENT_GONE

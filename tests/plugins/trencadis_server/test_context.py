@@ -13,7 +13,7 @@ import pytest
 from trencadis.clock import SimulatedClock
 from trencadis.errors import EngineEndedError
 from trencadis_server.config import ServerConfig
-from trencadis_server.context import Admission, EngineSource, ServerContext, context_of
+from trencadis_server.context import ServerContext
 from trencadis_server.middleware.limits import AdmissionControl
 
 
@@ -48,18 +48,6 @@ def test_the_engine_is_always_the_one_of_the_moment() -> None:
         engines.current = SimpleNamespace(plan_hash=name)
         assert context.llm is engines.current
         assert context.fingerprint == f"fp_{name}"
-
-
-def test_the_servers_own_parts_are_what_endpoints_expect() -> None:
-    context = make(Restarting())
-    assert isinstance(context.admission, Admission)
-    assert isinstance(SimpleNamespace(llm=None), EngineSource)
-
-
-def test_a_request_finds_the_context_of_its_application() -> None:
-    context = make(Restarting())
-    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(context=context)))
-    assert context_of(request) is context
 
 
 @pytest.mark.parametrize(("has_tenants", "num_at_once"), [(False, 2), (True, 1)])

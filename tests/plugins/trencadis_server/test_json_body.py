@@ -18,43 +18,61 @@ from trencadis_server.protocol.chat import ChatRequest
 from trencadis_server.protocol.completions import CompletionRequest
 from trencadis_server.protocol.json_body import ValueCheck, decode, read_body
 
-LIMIT = 20
 _ATOMS = st.none() | st.integers() | st.text(alphabet='[{]}"\\,x\n', max_size=60)
 _VALUES = st.recursive(_ATOMS, lambda inner: st.lists(inner) | st.dictionaries(st.text('[{"\\'), inner), max_leaves=40)
 
 
-def is_refused(body: bytes, limit: int = LIMIT) -> bool:
+def is_refused(body: bytes, **limits: int) -> bool:
     try:
-        asyncio.run(ValueCheck(max_containers=limit).check(body))
+        asyncio.run(ValueCheck(**limits).check(body))
     except ApiError as error:
-        return (error.status, error.code) == (400, "too_many_values") and str(limit) in error.message
+        return (error.status, error.code) == (400, "too_many_values") and any(
+            str(one) in error.message for one in limits.values()
+        )
     return False
 
 
-def num_containers(value: object) -> int:
+def limits_of(value: object) -> tuple[int, int, int]:
+    """Containers, keys and values of JSON."""
     if isinstance(value, dict):
-        return 1 + sum(map(num_containers, value.values()))
-    return 1 + sum(map(num_containers, value)) if isinstance(value, list) else 0
+        inner = [limits_of(one) for one in value.values()]
+        own = (1, len(value), 1 + max(0, len(value) - 1))
+    elif isinstance(value, list):
+        inner = [limits_of(one) for one in value]
+        own = (1, 0, 1 + max(0, len(value) - 1))
+    else:
+        return (0, 0, 0)
+    containers, keys, values = (sum(column) for column in zip(own, *inner, strict=True))
+    return containers, keys, values
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(_VALUES)
-def test_lists_and_objects_are_counted_and_brackets_in_text_are_not(value: object) -> None:
+def test_lists_objects_keys_and_values_are_counted_exactly_and_brackets_in_text_are_not(value: object) -> None:
     for ascii_only in (True, False):
-        body = json.dumps(value, ensure_ascii=ascii_only).encode() + b" " * (LIMIT + 1)
-        assert is_refused(body) == (num_containers(value) > LIMIT)
+        body = json.dumps(value, ensure_ascii=ascii_only).encode() + b" " * 200
+        for exact, name in zip(limits_of(value), ("max_containers", "max_keys", "max_values"), strict=True):
+            limits = {"max_values": 10**6, "max_keys": 100, "max_containers": 100}
+            for limit in (exact - 1, exact):
+                if limit >= 0:
+                    assert is_refused(body, **{**limits, name: limit}) == (limit < exact)
 
 
 @pytest.mark.parametrize("body", [b"[" * 21, b"{" * 11 + b"[" * 10, b'"\\"' + b'"' + b"[" * 21])
 def test_what_is_no_json_is_counted_as_well(body: bytes) -> None:
-    assert is_refused(body)
+    assert is_refused(body, max_containers=20)
 
 
 @pytest.mark.parametrize(
     "body", [b'"' + b"[" * 99, b'"' + b"[" * 99 + b"\\", b'"' + b'\\"[' * 99, b"[" * 20 + b" " * 9]
 )
 def test_a_text_without_end_is_a_text(body: bytes) -> None:
-    assert not is_refused(body)
+    assert not is_refused(body, max_containers=20)
+
+
+def test_strings_without_anything_between_are_not_counted_for_ever() -> None:
+    body = b'""' * 10_000 + b"[" * 9 + b"," * 101
+    assert is_refused(body, max_values=100, max_keys=10, max_containers=10)
 
 
 @pytest.mark.representatives(1)
@@ -74,43 +92,6 @@ def test_the_event_loop_goes_on_while_a_large_body_is_checked(body: bytes) -> No
         return gap_s
 
     assert asyncio.run(largest_gap_s()) < 1.5  # CPU seconds; parsing the first takes three and cannot be interrupted
-
-
-def limits_of(value: object) -> tuple[int, int, int]:
-    """Containers, keys and values of JSON."""
-    if isinstance(value, dict):
-        inner = [limits_of(one) for one in value.values()]
-        own = (1, len(value), 1 + max(0, len(value) - 1))
-    elif isinstance(value, list):
-        inner = [limits_of(one) for one in value]
-        own = (1, 0, 1 + max(0, len(value) - 1))
-    else:
-        return (0, 0, 0)
-    containers, keys, values = (sum(column) for column in zip(own, *inner, strict=True))
-    return containers, keys, values
-
-
-@given(_VALUES)
-def test_keys_and_values_are_counted_as_exactly(value: object) -> None:
-    body = json.dumps(value).encode() + b" " * 200
-    containers, keys, values = limits_of(value)
-    for exact, name in ((containers, "max_containers"), (keys, "max_keys"), (values, "max_values")):
-        limits = {"max_values": 10**6, "max_keys": 100, "max_containers": 100}
-        for limit in (exact - 1, exact):
-            if limit >= 0:
-                assert refusal(ValueCheck(**{**limits, name: limit}), body) == (limit < exact)
-
-
-def refusal(check: ValueCheck, body: bytes) -> bool:
-    try:
-        asyncio.run(check.check(body))
-    except ApiError as error:
-        return (error.status, error.code) == (400, "too_many_values")
-    return False
-
-
-def test_strings_without_anything_between_are_not_counted_for_ever() -> None:
-    assert refusal(ValueCheck(max_values=100, max_keys=10, max_containers=10), b'""' * 10_000 + b"[" * 9 + b"," * 101)
 
 
 @given(_VALUES)

@@ -43,18 +43,14 @@ def test_without_the_engine_the_servers_own_remain(error, up):
     assert samples_of(answer.text)["trencadis_engine_up"] == up
 
 
-def test_a_stalled_engine_is_not_asked_and_counts_as_down():
+def test_an_engine_that_loads_or_is_stalled_is_not_asked_and_counts_as_down():
     def never(**_):
         raise AssertionError("it would not answer")
 
     stalled = types.SimpleNamespace(metrics=never, stalled="stalled: step 3 for 31 s in backend.forward")
-    (answer,) = ask(app_with(engines=OneEngine(stalled)), ("GET", "/metrics"))
-    assert samples_of(answer.text)["trencadis_engine_up"] == 0
-
-
-def test_while_the_engine_loads_the_servers_own_are_there():
-    (answer,) = ask(app_with(), ("GET", "/metrics"))
-    assert samples_of(answer.text)["trencadis_engine_up"] == 0
+    for engines in (OneEngine(stalled), None):
+        (answer,) = ask(app_with(engines=engines), ("GET", "/metrics"))
+        assert samples_of(answer.text)["trencadis_engine_up"] == 0
 
 
 def test_what_admission_holds_is_shown():

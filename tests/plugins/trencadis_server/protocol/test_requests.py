@@ -7,20 +7,13 @@ from pydantic import ValidationError
 
 from trencadis.records import SamplingParams
 from trencadis_server.protocol.completions import MAX_PROMPTS, CompletionRequest
-from trencadis_server.protocol.embeddings import EmbeddingsRequest
 from trencadis_server.protocol.generation import GenerationRequest
-from trencadis_server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 
 def test_one_stop_string_and_several_are_read_alike() -> None:
     assert GenerationRequest(model="m").stops == ()
     assert GenerationRequest(model="m", stop="a").stops == ("a",)
     assert GenerationRequest(model="m", stop=["a", "b"]).stops == ("a", "b")
-
-
-def test_one_choice_is_the_default() -> None:
-    assert GenerationRequest(model="m").num_choices == SamplingParams().n == 1
-    assert GenerationRequest(model="m", n=3).num_choices == 3
 
 
 def test_whatever_the_ranges_allow_sampling_allows_too() -> None:
@@ -58,20 +51,3 @@ def test_each_form_of_a_prompt_stays_as_it_is(prompt: Any) -> None:
 def test_anything_else_is_no_prompt(prompt: Any) -> None:
     with pytest.raises(ValidationError):
         CompletionRequest.model_validate({"model": "m", "prompt": prompt})
-
-
-def test_an_encoding_is_one_of_two() -> None:
-    for encoding in (None, "float", "base64"):
-        EmbeddingsRequest.model_validate({"model": "m", "input": "x", "encoding_format": encoding})
-    with pytest.raises(ValidationError):
-        EmbeddingsRequest.model_validate({"model": "m", "input": "x", "encoding_format": "binary"})
-
-
-def test_a_model_need_not_be_named() -> None:
-    assert TokenizeRequest.model_validate({"prompt": "x"}).model is None
-    assert DetokenizeRequest.model_validate({"tokens": []}).tokens == []
-
-
-def test_tokens_are_whole_numbers_from_zero() -> None:
-    with pytest.raises(ValidationError):
-        DetokenizeRequest.model_validate({"tokens": [-1]})
