@@ -105,15 +105,6 @@ def test_a_second_stop_does_not_wait_for_the_drain(gated_engine):
     assert server.admission.num_requests == 0
 
 
-def test_an_idle_server_ends_at_once_and_its_port_is_free_again(gated_engine):
-    open_llm, _ = gated_engine
-    with running(open_llm) as server:
-        server.stop()
-        server.join()
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{server.url}/health")
-
-
 def test_the_fastest_event_loop_that_is_installed_is_used(monkeypatch):
     factory = event_loop_factory()
     loop = factory() if factory else asyncio.new_event_loop()

@@ -8,18 +8,13 @@ from hypothesis import strategies as st
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import InvalidRequestError
-from trencadis_server.context import Admission
 from trencadis_server.errors import TooBusyError
 from trencadis_server.middleware.limits import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, AdmissionControl, DrainRate
 
 
-def make(max_requests=2, max_waiting_tokens=10, clock=None):
+def make(max_requests=2, max_waiting_tokens=10, clock=None, **more):
     clock = clock or SimulatedClock()
-    return AdmissionControl(max_requests=max_requests, max_waiting_tokens=max_waiting_tokens, clock=clock)
-
-
-def test_it_is_what_endpoints_expect():
-    assert isinstance(make(), Admission)
+    return AdmissionControl(max_requests=max_requests, max_waiting_tokens=max_waiting_tokens, clock=clock, **more)
 
 
 def test_a_request_over_the_cap_is_refused_and_the_cap_is_named():
@@ -28,18 +23,11 @@ def test_a_request_over_the_cap_is_refused_and_the_cap_is_named():
         with pytest.raises(TooBusyError, match=r"takes 2 at once \(server.max_requests\)\. "), admission.hold(1):
             pass
         assert admission.num_requests == 2
+        message = r"has 2 requests and takes 2 at once .*; this request counts as 2\. "
+        with pytest.raises(TooBusyError, match=message), admission.hold(1, 2):
+            pass
     with admission.hold(1):
         assert admission.num_requests == 1
-
-
-def test_a_request_for_several_texts_is_told_how_many_it_counts_as():
-    admission = make(max_requests=4)
-    with (
-        admission.hold(1, 2),
-        pytest.raises(TooBusyError, match=r"has 2 requests and takes 4 at once .*; this request counts as 3\. "),
-        admission.hold(1, 3),
-    ):
-        pass
 
 
 def test_prompt_tokens_count_until_the_first_token():
@@ -66,7 +54,7 @@ def test_what_would_not_fit_an_empty_server_is_refused_for_good(tokens, requests
 
 
 def shared(share=0.5):
-    return AdmissionControl(max_requests=64, max_waiting_tokens=1000, clock=SimulatedClock(), caller_share=share)
+    return make(64, 1000, caller_share=share)
 
 
 def test_requests_with_many_choices_of_one_caller_leave_room_for_others():
@@ -107,14 +95,8 @@ def test_a_request_that_alone_is_more_than_a_share_is_refused_for_good(asked):
     admission = shared()
     with pytest.raises(InvalidRequestError, match=r"server.key_share = 0\.5"), admission.hold(*asked, caller="ann"):
         pass
-    with shared(share=1.0).hold(*asked, caller="ann"):
-        pass
-
-
-def test_a_share_is_never_less_than_one_request():
-    admission = AdmissionControl(max_requests=1, max_waiting_tokens=10, clock=SimulatedClock(), caller_share=0.5)
-    with admission.hold(1, caller="ann"):
-        pass
+    with shared(share=1.0).hold(*asked, caller="ann"), make(max_requests=1, caller_share=0.5).hold(1, caller="ann"):
+        pass  # a share is never less than one request
 
 
 def test_retry_after_follows_the_rate_at_which_requests_leave():
@@ -132,9 +114,11 @@ def test_retry_after_follows_the_rate_at_which_requests_leave():
     assert refused.value.retry_after_s == pytest.approx(2 * 20 / 5)
 
 
-def test_while_nothing_has_left_it_is_expected_to_take_as_long_again():
+@pytest.mark.parametrize("idle_s", [0.0, 3600.0])
+def test_while_nothing_has_left_it_is_expected_to_take_as_long_again_whatever_was_before(idle_s):
     clock = SimulatedClock()
     admission = make(max_requests=1, clock=clock)
+    clock.advance(idle_s)
     with admission.hold(1):
         clock.advance(7.0)
         with pytest.raises(TooBusyError) as refused, admission.hold(1):
@@ -142,31 +126,18 @@ def test_while_nothing_has_left_it_is_expected_to_take_as_long_again():
     assert refused.value.retry_after_s == pytest.approx(7.0)
 
 
-def test_an_idle_hour_does_not_count_as_slowness():
-    clock = SimulatedClock()
-    admission = make(max_requests=1, clock=clock)
-    clock.advance(3600.0)
-    with admission.hold(1):
-        clock.advance(2.0)
-        with pytest.raises(TooBusyError) as refused, admission.hold(1):
-            pass
-    assert refused.value.retry_after_s == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(("seconds", "expected"), [(0.0, MIN_RETRY_AFTER_S), (10_000.0, 30.0)])
-def test_the_estimate_of_an_empty_history_is_bounded(seconds, expected):
+@pytest.mark.parametrize(
+    ("seconds", "num_left", "num_wanted", "expected"),
+    [(0.0, 0, 5, MIN_RETRY_AFTER_S), (10_000.0, 0, 5, 30.0), (20.0, 1, 10_000, MAX_RETRY_AFTER_S)],
+)
+@pytest.mark.representatives(3)
+def test_the_estimate_is_bounded(seconds, num_left, num_wanted, expected):
     clock = SimulatedClock()
     rate = DrainRate(clock)
     clock.advance(seconds)
-    assert rate.seconds_for(5) == expected
-
-
-def test_the_estimate_never_exceeds_a_minute():
-    clock = SimulatedClock()
-    rate = DrainRate(clock)
-    clock.advance(20.0)
-    rate.note(1)
-    assert rate.seconds_for(10_000) == MAX_RETRY_AFTER_S
+    if num_left:
+        rate.note(num_left)
+    assert rate.seconds_for(num_wanted) == expected
 
 
 holds = st.lists(

@@ -56,26 +56,11 @@ def test_the_port_listens_before_anything_is_loaded_and_is_free_afterwards(house
         pass
 
 
-def test_a_port_in_use_is_known_at_once(house):
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"server.port = {port}"):
-            open_(*house(port=port))
-        with pytest.raises(ConfigError, match=rf"server.admin_port = {port}: .*; 0: no administration pages\.$"):
-            open_(*house(admin_port=port))
-
-
 @pytest.mark.parametrize(("keys", "count"), [((), 1), (("secret",), 0)])
 def test_a_server_for_the_whole_network_without_a_key_is_warned_of_once(house, caplog, keys, count):
     with caplog.at_level("WARNING", "trencadis.server"), open_(*house(host="0.0.0.0", api_keys=keys)):
         said = [line for line in caplog.messages if line.startswith('[server] host = "0.0.0.0" without api_keys: ')]
     assert len(said) == count
-
-
-def test_a_component_that_does_not_exist_is_known_at_once(house):
-    config, registry = house(observer="nobody")
-    with pytest.raises(UnknownComponentError, match="nobody"):
-        open_(config, registry)
 
 
 def test_it_serves_the_api_and_the_administration_on_ports_of_their_own(house):
@@ -143,13 +128,6 @@ def test_an_impossible_key_ends_it_in_words(house):
         asyncio.run(main(server))
 
 
-def test_what_the_server_adds_to_the_configuration_is_in_its_plan(house):
-    config, registry = house()
-    config = attrs.evolve(config, engine=EngineConfig(), observer=ObserverConfig(names=()))
-    with open_(config, registry) as server:
-        assert server._config.engine.placement == "process"
-
-
 def test_an_observer_of_the_server_that_nobody_offers_is_blamed_on_its_own_setting(house):
     with pytest.raises(UnknownComponentError, match=r'"promtheus" \(from server\.observer\): no such component'):
         open_(*house(observer="promtheus"))
@@ -198,27 +176,24 @@ class Plain:
     interval_s: float = 1.0
 
 
-def config(**tables):
-    return Config(**tables)
-
-
-def test_the_engine_gets_a_process_of_its_own_unless_told_otherwise():
-    assert config_to_serve(config()).engine.placement == "process"
-    assert config_to_serve(config(engine=EngineConfig(placement="thread"))).engine.placement == "thread"
-    assert config_to_serve(config(), placement="thread").engine.placement == "thread"
-
-
-def test_the_observer_of_the_metrics_is_added_once():
-    assert config_to_serve(config()).observer.names == ("log", "prometheus")
-    named = config(observer=ObserverConfig(names=("prometheus", "log")))
-    assert config_to_serve(named).observer.names == ("prometheus", "log")
-    assert config_to_serve(config(tables={"server": ServerConfig(observer="")})).observer.names == ("log",)
+def test_the_engine_gets_a_process_of_its_own_and_the_observer_of_the_metrics_once_unless_told_otherwise(house):
+    config, registry = house()
+    config = attrs.evolve(config, engine=EngineConfig(), observer=ObserverConfig(names=()))
+    with open_(config, registry) as server:
+        assert server._config.engine.placement == "process"
+    thread = Config(engine=EngineConfig(placement="thread"))
+    served = [config_to_serve(thread), config_to_serve(Config(), placement="thread"), config_to_serve(Config())]
+    assert [one.engine.placement for one in served] == ["thread", "thread", "process"]
+    named = Config(observer=ObserverConfig(names=("prometheus", "log")))
+    without = Config(tables={"server": ServerConfig(observer="")})
+    names = [config_to_serve(one).observer.names for one in (Config(), named, without)]
+    assert names == [("log", "prometheus"), ("prometheus", "log"), ("log",)]
 
 
 def test_observers_that_ask_for_the_models_name_are_told_it():
     components = {"a": Labelled(), "b": Labelled(model_name="mine"), "c": Plain(), "pkg:Class": {"model_name": ""}}
     served = config_to_serve(
-        config(
+        Config(
             observer=ObserverConfig(names=(), components=components), tables={"server": ServerConfig(model_name="x, y")}
         )
     ).observer.components
@@ -226,31 +201,18 @@ def test_observers_that_ask_for_the_models_name_are_told_it():
 
 
 def test_the_model_is_served_under_the_names_given_or_its_path():
-    assert model_names_of(config(model=ModelConfig(path="dir/model"))) == ("dir/model",)
-    assert model_names_of(config(tables={"server": ServerConfig(model_name=" a, b ,a,")})) == ("a", "b")
+    assert model_names_of(Config(model=ModelConfig(path="dir/model"))) == ("dir/model",)
+    assert model_names_of(Config(tables={"server": ServerConfig(model_name=" a, b ,a,")})) == ("a", "b")
 
 
-def test_port_zero_gives_a_free_port_that_listens():
-    with listen("127.0.0.1", 0) as listener:
-        host, port = listener.getsockname()
-        assert url_of(listener) == f"http://127.0.0.1:{port}"
-        socket.create_connection((host, port), timeout=5).close()
-
-
-def test_a_port_in_use_is_said_in_words():
-    with listen("127.0.0.1", 0) as first:
-        port = first.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"server.port = {port}: the port is in use on 127.0.0.1"):
-            listen("127.0.0.1", port)
-        with pytest.raises(ConfigError, match=r"server.admin_port = .*Choose another server.admin_port"):
-            listen("127.0.0.1", port, setting="server.admin_port")
-
-
-def test_the_hint_says_what_zero_stands_for():
-    with listen("127.0.0.1", 0) as first:
-        port = first.getsockname()[1]
-        with pytest.raises(ConfigError, match=r"Choose another server.port; 0: any free one\.$"):
-            listen("127.0.0.1", port)
+def test_a_port_that_cannot_be_had_is_said_in_words_at_once(house):
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        in_use = f"= {port}: the port is in use on 127.0.0.1. "
+        for setting, meaning in (("port", "any free one"), ("admin_port", "no administration pages")):
+            with pytest.raises(ConfigError) as caught:
+                open_(*house(**{setting: port}))
+            assert str(caught.value) == f"server.{setting} {in_use}Choose another server.{setting}; 0: {meaning}."
         with pytest.raises(ConfigError, match=r"Choose another a.b; 0: none at all\.$"):
             listen("127.0.0.1", port, setting="a.b", meaning_of_zero="none at all")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from support.tokenizer_zoo import zoo_tokenizer
 from trencadis.clock import SystemClock
 from trencadis.errors import InvalidRequestError
 from trencadis.text import Tokenizer
@@ -62,13 +61,6 @@ def test_every_form_of_input_becomes_a_list_of_prompts(tokenizer: Tokenizer) -> 
     assert encode(tokenizer, ["Hello", "you"]) == [hello, you]
     assert encode(tokenizer, [5, 6]) == [(5, 6)]
     assert encode(tokenizer, [[5, 6], [7]]) == [(5, 6), (7,)]
-
-
-@pytest.mark.parametrize(("inputs", "param"), [([5, 97], "prompt"), ([[5], [97, 6]], "prompt[1]")])
-def test_a_token_id_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, inputs: Any, param: str) -> None:
-    with pytest.raises(ApiError, match="token id 97 is outside the vocabulary, 0 to 96") as caught:
-        encode(tokenizer, inputs)
-    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_a_text_that_is_surely_too_long_is_refused_before_any_is_encoded(tokenizer: Tokenizer) -> None:
@@ -146,37 +138,47 @@ def test_truncation_keeps_the_end(tokenizer: Tokenizer, limit: int | None, max_t
     ],
 )
 def test_truncation_keeps_the_beginning_of_sequence(prompt: tuple[int, ...], limit: int, kept: tuple[int, ...]) -> None:
-    tokenizer = zoo_tokenizer("llama2")
-    assert tokenizer.opening == (1,)
+    tokenizer: Any = SimpleNamespace(opening=(1,))
     assert truncated(prompt, limit, tokenizer=tokenizer, max_model_len=6, max_tokens=2) == kept
 
 
-def test_a_prompt_may_fill_all_but_the_room_for_the_output() -> None:
-    check_room([(1,) * 9], max_model_len=10, num_output=1, param="prompt")
-    check_room([(1,) * 10], max_model_len=10, num_output=0, param="input")
-    with pytest.raises(ApiError, match=r"prompt has 10 tokens, and at least 1 more") as caught:
-        check_room([(1,) * 10], max_model_len=10, num_output=1, param="prompt")
-    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
-    check_room([(1,) * 4], max_model_len=10, num_output=6, param="prompt")
-    with pytest.raises(ApiError, match=r"prompt has 4 tokens, and max_tokens asks for 7 more: .* 10 tokens") as caught:
-        check_room([(1,) * 4], max_model_len=10, num_output=7, param="prompt")
-    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-    with pytest.raises(ApiError, match=r"input\[1\] has no tokens"):
-        check_room([(1,), ()], max_model_len=10, num_output=0, param="input")
+LENGTH = "this model's maximum context length is 10 tokens, prompt and output together."
 
 
-def test_only_what_would_help_is_proposed() -> None:
-    with pytest.raises(ApiError, match="Shorten the prompt or set truncate_prompt_tokens") as caught:
-        check_room([(1,) * 10], max_model_len=10, num_output=1, param="prompt")
-    assert "max_tokens" not in caught.value.message
-    with pytest.raises(ApiError, match=r"^limit asks for 10 tokens: .* Lower or leave out limit\.$") as caught:
-        check_room([(1,)], max_model_len=10, num_output=10, param="prompt", output_param="limit")
-    assert (caught.value.param, caught.value.code) == ("limit", "context_length_exceeded")
-
-
-def test_one_token_is_one() -> None:
-    with pytest.raises(ApiError, match=r"prompt has 1 token, .* length is 1 token, prompt"):
-        check_room([(1,)], max_model_len=1, num_output=1, param="prompt")
+@pytest.mark.parametrize(
+    ("sizes", "options", "param", "message"),
+    [
+        ([9], {"num_output": 1}, None, ""),
+        ([10], {"num_output": 0}, None, ""),
+        ([4], {"num_output": 6}, None, ""),
+        (
+            [4, 10],
+            {"num_output": 1},
+            "prompt[1]",
+            f"prompt[1] has 10 tokens, and at least 1 more is wanted: {LENGTH} Shorten",
+        ),
+        (
+            [4],
+            {"num_output": 7},
+            "prompt",
+            f"prompt has 4 tokens, and max_tokens asks for 7 more: {LENGTH} Shorten the ",
+        ),
+        ([1], {"num_output": 10, "output_param": "a"}, "a", f"a asks for 10 tokens: {LENGTH} Lower or leave out a."),
+        ([1, 0], {"num_output": 0}, "prompt[1]", "prompt[1] has no tokens"),
+        ([1], {"num_output": 1, "max_model_len": 1}, "prompt", "prompt has 1 token, and at least 1 more is wanted: "),
+    ],
+)
+@pytest.mark.representatives(8)
+def test_a_prompt_may_fill_all_but_the_room_for_the_output(sizes: Any, options: Any, param: Any, message: str) -> None:
+    options = {"max_model_len": 10, "param": "prompt", **options}
+    prompts = [(1,) * size for size in sizes]
+    if param is None:
+        check_room(prompts, **options)
+        return
+    with pytest.raises(ApiError) as caught:
+        check_room(prompts, **options)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert caught.value.message.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +216,3 @@ def test_a_list_is_encoded_in_pieces_between_which_others_come(tokenizer: Tokeni
     threads = Counting()
     assert encode(tokenizer, ["the sea"] * 1000, threads=threads) == [tokenizer.encode("the sea")] * 1000
     assert threads.pieces == [71 * 924, 71 * 76]  # 64 for each text, for it takes time besides its characters'
-
-
-@pytest.mark.parametrize(("inputs", "param"), [("", "prompt"), (["a", ""], "prompt[1]")])
-def test_a_text_without_tokens_is_named(tokenizer: Tokenizer, inputs: Any, param: str) -> None:
-    with pytest.raises(ApiError, match="has no tokens") as caught:
-        encode(tokenizer, inputs)
-    assert (caught.value.status, caught.value.param) == (400, param)

@@ -115,13 +115,6 @@ def test_one_line_is_logged_for_a_request_with_its_caller(caplog):
     assert line.endswith("bytes mine ann")
 
 
-def test_a_path_cannot_forge_a_line_of_the_log(caplog):
-    caplog.set_level(logging.INFO, "trencadis.access")
-    ask(app_with(), ("GET", "/a%0aGET /v1/forged 200"))
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "trencadis.access"]
-    assert "\n" not in line
-
-
 def test_probes_are_logged_only_when_they_fail(caplog):
     caplog.set_level(logging.INFO, "trencadis.access")
     ask(app_with(), ("GET", "/metrics"), ("GET", "/health"))
@@ -161,7 +154,9 @@ def test_requests_that_never_reach_their_route_are_counted_there():
     ]
 
 
-def test_a_path_with_line_breaks_cannot_write_a_line_of_the_log(caplog):
-    ask(app_with(routes()), ("GET", "/v1/fail/%0aforged"))
-    (record,) = [record for record in caplog.records if "failed" in record.getMessage()]
-    assert "\n" not in record.getMessage()
+def test_a_path_with_line_breaks_cannot_write_a_line_of_a_log(caplog):
+    caplog.set_level(logging.INFO, "trencadis.access")
+    ask(app_with(routes()), ("GET", "/a%0aGET /v1/forged 200"), ("GET", "/v1/fail/%0aforged"))
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("trencadis")]
+    assert len(lines) == 3
+    assert "\n" not in "".join(lines)

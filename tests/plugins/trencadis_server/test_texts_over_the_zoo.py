@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.broken_tokenizers import panics_at_texts
-from support.tokenizer_zoo import TEXTS, ZOO, over_the_zoo, zoo_tokenizer
+from support.tokenizer_zoo import ZOO, over_the_zoo, zoo_tokenizer
 
 PATH = "/v1/completions"
 PROMPT = "abc hello"
@@ -72,33 +72,6 @@ def test_log_probabilities_have_all_alternatives_and_offsets_in_the_text(
     echoed_text = tokenizer.decode(tokenizer.encode(PROMPT), skip_special_tokens=True)
     begin = len(tokenizer.encode(PROMPT))
     assert echoed["logprobs"]["text_offset"][begin:] == [len(echoed_text) + one for one in written["text_offset"]]
-
-
-@over_the_zoo
-def test_texts_are_tokenized_and_come_back(serve: Callable[..., Any], tmp_path: Path, name: str) -> None:
-    tokenizer = zoo_tokenizer(name)
-
-    async def use(api: Any) -> Any:
-        asked = {"add_special_tokens": False, "return_token_strs": True}
-        found = {key: await api.ok("/tokenize", prompt=text, **asked) for key, text in TEXTS.items()}
-        return [(key, one, (await api.ok("/detokenize", tokens=one["tokens"]))["prompt"]) for key, one in found.items()]
-
-    for key, one, text in serve(use, **in_zoo(name, tmp_path)):
-        assert one["tokens"] == list(tokenizer.encode(TEXTS[key], add_special_tokens=False))
-        assert len(one["token_strs"]) == one["count"]
-        assert text == tokenizer._hf.decode(one["tokens"], clean_up_tokenization_spaces=False)
-
-
-@over_the_zoo
-def test_a_cut_prompt_keeps_its_beginning(serve: Callable[..., Any], tmp_path: Path, name: str) -> None:
-    tokenizer = zoo_tokenizer(name)
-    text = "Hello world, " * 20
-    body = {"prompt": text, "max_tokens": 1, "return_token_ids": True, "truncate_prompt_tokens": 8}
-    answer = serve(lambda api: api.ok(PATH, **body), **in_zoo(name, tmp_path))
-    prompt, kept = tokenizer.encode(text), tokenizer.opening
-    assert prompt[: len(kept)] == kept or name == "gpt2"
-    kept = kept if prompt[: len(kept)] == kept else ()
-    assert tuple(answer["choices"][0]["prompt_token_ids"]) == kept + prompt[len(kept) - 8 :]
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,18 @@ from trencadis_server.protocol.chat import ChatMessage, ChatRequest
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
-def test_the_newer_name_of_the_limit_wins() -> None:
-    limits = {"max_tokens": 3, "max_completion_tokens": 5}
-    assert ChatRequest.model_validate({"model": "m", "messages": MESSAGES}).most_tokens is None
-    assert ChatRequest.model_validate({"model": "m", "messages": MESSAGES, "max_tokens": 3}).most_tokens == 3
-    assert ChatRequest.model_validate({"model": "m", "messages": MESSAGES, **limits}).most_tokens == 5
-
-
-def test_the_limit_knows_its_name() -> None:
-    limits = {"max_tokens": 3, "max_completion_tokens": 5}
-    assert (
-        ChatRequest.model_validate({"model": "m", "messages": MESSAGES, "max_tokens": 3}).most_tokens_field
-        == "max_tokens"
-    )
-    for given in (limits, {}):
-        assert ChatRequest(model="m", messages=MESSAGES, **given).most_tokens_field == "max_completion_tokens"
+@pytest.mark.parametrize(
+    ("given", "limit", "name"),
+    [
+        ({}, None, "max_completion_tokens"),
+        ({"max_tokens": 3}, 3, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 5}, 5, "max_completion_tokens"),
+    ],
+)
+@pytest.mark.representatives(3)
+def test_the_newer_name_of_the_limit_wins_and_the_limit_knows_its_name(given: Any, limit: Any, name: str) -> None:
+    request = ChatRequest(model="m", messages=MESSAGES, **given)
+    assert (request.most_tokens, request.most_tokens_field) == (limit, name)
 
 
 @pytest.mark.parametrize("role", ["developer", "system", "user", "tool"])
