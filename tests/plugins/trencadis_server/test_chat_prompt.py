@@ -9,7 +9,6 @@ import pytest
 from support.template_zoo import HOSTILE
 from trencadis.errors import InvalidRequestError
 from trencadis.text import Tokenizer, encode_chat
-from trencadis_server.errors import ApiError
 from trencadis_server.fair_threads import FairThreads
 from trencadis_server.generation.chat_prompt import encode_messages
 from trencadis_server.protocol.chat import ChatMessage
@@ -88,31 +87,6 @@ def test_the_final_message_is_continued_where_it_ends(tokenizer: Tokenizer) -> N
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]
     tokens = encode(tokenizer, *messages, continue_final_message=True)
     assert tokenizer.decode(tokens).endswith("Good day")
-
-
-@pytest.mark.parametrize(
-    ("message", "options", "param"),
-    [
-        ({"content": [{"type": "image_url"}]}, {}, "messages[0].content[0].type"),
-        ({"content": [{"type": "text", "text": 5}]}, {}, "messages[0].content[0].text"),
-        ({"content": "x"}, {"template_arguments": {"tokenize": False}}, "chat_template_kwargs"),
-        ({"content": "x"}, {"template_arguments": {"chat_template": "x"}}, "chat_template_kwargs"),
-        (
-            {"content": "x"},
-            {"continue_final_message": True, "add_generation_prompt": True},
-            "continue_final_message",
-        ),
-        (
-            {"content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-            {},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-    ],
-)
-def test_what_no_template_can_write_is_refused(tokenizer: Tokenizer, message: Any, options: Any, param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        encode(tokenizer, {"role": "user", **message}, **options)
-    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_the_event_loop_does_not_wait_for_a_template(tokenizer: Tokenizer) -> None:

@@ -15,7 +15,6 @@ from trencadis_server.config import ServerConfig
 from trencadis_server.context import ServerContext
 from trencadis_server.errors import ApiError
 from trencadis_server.protocol.chat import ChatRequest
-from trencadis_server.protocol.completions import CompletionRequest
 from trencadis_server.protocol.json_body import ValueCheck, decode, read_body
 
 _ATOMS = st.none() | st.integers() | st.text(alphabet='[{]}"\\,x\n', max_size=60)
@@ -103,16 +102,9 @@ def test_what_is_sound_is_decoded_as_json_says(value: object) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        (b'{"a": ["x", "\\ud800"]}', "a[1]", "half a surrogate pair"),
-        (b'{"a": {"\\udfff": 1}}', "a", "key that has half a surrogate pair"),
-        (b'{"\\ud800": 1}', None, "key that has half a surrogate pair"),
-        (b'{"a": NaN}', "a", "no finite number"),
-        (b'{"a": [1, -Infinity]}', "a[1]", "no finite number"),
-        (b'{"a": 1e999}', "a", "no finite number"),
         (b'{"a": ' + b"9" * 5000 + b"}", None, "too many digits"),
         (b'{"a": ' + b"[" * 100_000, "a", "nested more than 32 levels"),
         (b"[" * 100_000, None, "nested more than 32 levels"),
-        (b'{"a": }', None, "at character 6"),
         (b'{"a": "' + b"x" * 2**20 + b"}", None, "not valid JSON"),
     ],
     ids=lambda value: ascii(value)[:40],
@@ -122,22 +114,6 @@ def test_what_cannot_be_is_refused_with_its_place(body: bytes, param: str | None
         decode(body)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert len(caught.value.message) < 300
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "param"),
-    [
-        ("logits_processors", {"x": {"a": 10**30}}, "logits_processors.x.a"),
-        ("logits_processors", {"x": {"a": [1, 10**30]}}, "logits_processors.x.a[1]"),
-        ("kv_transfer_params", {"a": -(10**30)}, "kv_transfer_params.a"),
-        ("guided_json", {"const": 2**64}, "guided_json.const"),
-    ],
-)
-def test_a_number_beyond_64_bits_is_refused_in_values_of_any_shape(field: str, value: object, param: str) -> None:
-    body = json.dumps({"model": "m", "prompt": "x", field: value}).encode()
-    with pytest.raises(ApiError, match="beyond 64 bits") as caught:
-        read_body(body, CompletionRequest)
-    assert caught.value.param == param
 
 
 def test_in_a_field_without_an_effect_it_has_none() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from trencadis.records import StructuredOutput
-from trencadis_server.errors import ApiError
 from trencadis_server.generation.structured import structured_field, structured_of
 from trencadis_server.protocol.completions import CompletionRequest
 
@@ -44,67 +43,6 @@ def openai_schema(**more: Any) -> dict[str, Any]:
 )
 def test_every_field_says_what_its_api_means(fields: Any, expected: StructuredOutput | None) -> None:
     assert asked(**fields) == expected
-
-
-@pytest.mark.parametrize(
-    ("fields", "first", "second"),
-    [
-        ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json", "guided_regex"),
-        (
-            {"response_format": {"type": "json_object"}, "guided_choice": ["a"]},
-            "response_format",
-            "guided_choice",
-        ),
-        (
-            {"structured_outputs": {"json": SCHEMA, "regex": "a"}},
-            "structured_outputs.json",
-            "structured_outputs.regex",
-        ),
-        (
-            {"structured_outputs": {"json_object": True}, "response_format": {"type": "json_object"}},
-            "response_format",
-            "structured_outputs.json_object",
-        ),
-    ],
-)
-def test_two_at_once_are_refused_and_both_named(fields: Any, first: str, second: str) -> None:
-    with pytest.raises(ApiError, match=f"{first} and {second} both say") as caught:
-        asked(**fields)
-    assert (caught.value.status, caught.value.param) == (400, second)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"response_format": {}}, "response_format.type", '"json_schema"'),
-        ({"response_format": {"type": "xml"}}, "response_format.type", '"json_schema"'),
-        ({"response_format": {"type": "text", "sort": 1}}, "response_format.sort", "unknown field"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", '"schema"'),
-        (
-            {"response_format": {"type": "json_object", "json_schema": {}}},
-            "response_format.json_schema",
-            "alone",
-        ),
-        (openai_schema(name=5), "response_format.json_schema.name", "string"),
-        (openai_schema(schema=None), "response_format.json_schema.schema", "a JSON schema"),
-        (openai_schema(strict="yes"), "response_format.json_schema.strict", "true or false"),
-        (openai_schema(description=5), "response_format.json_schema.description", "string"),
-        (openai_schema(shema={}), "response_format.json_schema.shema", 'Did you mean "schema"'),
-        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", 'Did you mean "regex"'),
-        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "string"),
-        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "list of strings"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one"),
-        ({"structured_outputs": {"json_object": "yes"}}, "structured_outputs.json_object", "true or false"),
-        ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback", "one library"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "no JSON"),
-        ({"guided_json": "[]"}, "guided_json", "must be an object"),
-    ],
-)
-def test_what_is_wrong_is_named(fields: Any, param: str, words: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        asked(**fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
-    assert words in caught.value.message
 
 
 @pytest.mark.parametrize(

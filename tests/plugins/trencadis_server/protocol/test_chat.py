@@ -24,15 +24,13 @@ def test_the_newer_name_of_the_limit_wins_and_the_limit_knows_its_name(given: An
     assert (request.most_tokens, request.most_tokens_field) == (limit, name)
 
 
-@pytest.mark.parametrize("role", ["developer", "system", "user", "tool"])
-@pytest.mark.parametrize("content", [{}, {"content": None}])
-def test_only_an_assistant_may_have_said_nothing(role: str, content: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=f'the role "{role}" must have text') as caught:
-        ChatRequest.model_validate({"model": "m", "messages": [*MESSAGES, {"role": role, **content}]})
-    (error,) = caught.value.errors()
-    assert error["loc"] == ("messages", 1, "content")
-    assert ChatMessage.model_validate({"role": role, "content": ""}).content == ""
-    assert ChatMessage.model_validate({"role": "assistant", "tool_calls": [], **content}).content is None
+def test_only_an_assistant_may_have_said_nothing() -> None:
+    for role in ("developer", "system", "user", "tool"):
+        assert ChatMessage.model_validate({"role": role, "content": ""}).content == ""
+    for content in ({}, {"content": None}):
+        assert ChatMessage.model_validate({"role": "assistant", "tool_calls": [], **content}).content is None
+        with pytest.raises(ValidationError, match='the role "user" must have text'):
+            ChatMessage.model_validate({"role": "user", **content})
 
 
 def test_the_document_says_what_a_part_is() -> None:

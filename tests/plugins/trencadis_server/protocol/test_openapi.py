@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from trencadis_server.protocol.answers import ModelList
-from trencadis_server.protocol.chat import ChatChunk, ChatCompletion
-from trencadis_server.protocol.completions import TextCompletion
+from trencadis_server.protocol.chat import ChatChunk, ChatCompletion, ChatRequest
+from trencadis_server.protocol.completions import CompletionRequest, TextCompletion
 from trencadis_server.protocol.embeddings import EmbeddingList
 from trencadis_server.protocol.openapi import documented, schema_of
 from trencadis_server.protocol.tokenization import Tokenized
@@ -42,3 +42,17 @@ def test_a_route_documents_its_answer_its_stream_and_its_errors() -> None:
     assert event["anyOf"][0] == {"const": "[DONE]"}
     assert schema_of(Inner) in event["anyOf"][1]["contentSchema"]["anyOf"]
     assert set(documented(Outer)[200]["content"]) == {"application/json"}
+
+
+@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
+def test_the_document_says_what_is_in_the_objects_of_structured_outputs(model: Any) -> None:
+    properties = model.model_json_schema()["properties"]
+    formats = properties["response_format"]["anyOf"][0]["properties"]
+    assert formats["type"] == {"enum": ["text", "json_object", "json_schema"]}
+    assert set(properties["structured_outputs"]["anyOf"][0]["properties"]) == {
+        "json",
+        "json_object",
+        "regex",
+        "choice",
+        "grammar",
+    }
