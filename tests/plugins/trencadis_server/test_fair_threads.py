@@ -66,28 +66,6 @@ def test_a_short_text_is_worked_on_at_once_and_a_long_one_on_a_thread() -> None:
     assert long != threading.get_ident()
 
 
-def test_long_texts_wait_for_a_free_thread() -> None:
-    running: list[int] = []
-    most: list[int] = []
-    pair = threading.Barrier(2)
-    lock = threading.Lock()
-
-    def work() -> None:
-        with lock:
-            running.append(1)
-            most.append(len(running))
-        pair.wait(timeout=10)  # so that two do overlap
-        with lock:
-            running.pop()
-
-    async def main() -> None:
-        threads = FairThreads(2)
-        await asyncio.gather(*(threads.run(work, num_characters=LONG) for _ in range(6)))
-
-    asyncio.run(main())
-    assert max(most) == 2
-
-
 def test_the_caller_of_one_text_waits_for_no_more_than_the_piece_that_runs() -> None:
     flood = [(f"flood {n}", "a", 8.0, LONG) for n in range(4)]
     order = played(*flood, ("mine", "b", 0.1, 30_000))

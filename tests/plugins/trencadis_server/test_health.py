@@ -21,50 +21,40 @@ def engine(*, is_alive: bool, failure: str = "", stalled: str = "", off=()):
     )
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_a_server_with_an_engine_is_well(path):
-    (answer,) = ask(app_with(engines=engine(is_alive=True)), ("GET", path))
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+STALLED = "stalled: step 8123 for 31 s in backend.forward"
+
+
+@pytest.mark.parametrize(
+    ("engines", "is_draining", "status", "reason", "retry_after"),
+    [
+        (engine(is_alive=True), False, "ok", None, None),
+        (None, False, "loading", "The engine is loading.", "5"),
+        (engine(is_alive=False, failure="killed by SIGKILL"), False, "ended", "killed by SIGKILL", "1"),
+        (engine(is_alive=True, stalled=STALLED), False, "stalled", f"The engine is {STALLED}.", "5"),
+        (engine(is_alive=True), True, "draining", "The server is shutting down.", "1"),
+    ],
+    ids=["ok", "loading", "ended", "stalled", "draining"],
+)
+@pytest.mark.representatives(5)
+def test_a_server_says_whether_it_serves_why_not_and_when_to_ask_again(
+    engines, is_draining, status, reason, retry_after
+):
+    gate = DrainGuard()
+    app = app_with(engines=engines, more={"gate": gate})
+    if is_draining:
+        gate.close()
+    for answer in ask(app, ("GET", "/health"), ("GET", "/ready")):
+        told = answer.json()
+        assert (answer.status_code, told["status"]) == (200 if status == "ok" else 503, status)
+        assert told == {"status": "ok"} if status == "ok" else told["error"]["code"] == f"engine_{status}"
+        assert (told.get("reason"), answer.headers.get("retry-after")) == (reason, retry_after)
 
 
 def test_a_ready_server_says_which_components_are_switched_off():
     row = {"component": "scheduling policy mine of package p 1.0", "cause": "took 3 s in split()", "for_s": 57.1}
-    (answer,) = ask(app_with(engines=engine(is_alive=True, off=[row])), ("GET", "/ready"))
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "off": [row]})
-    (answer,) = ask(app_with(engines=engine(is_alive=True, off=BackendError("in a long step"))), ("GET", "/ready"))
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-
-
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_a_server_that_loads_says_so_and_when_to_ask_again(path):
-    (answer,) = ask(app_with(), ("GET", path))
-    assert answer.status_code == 503
-    assert (answer.json()["status"], answer.json()["reason"]) == ("loading", "The engine is loading.")
-    assert answer.json()["error"]["code"] == "engine_loading"
-    assert answer.headers["retry-after"] == "5"
-
-
-def test_an_engine_that_has_ended_is_named_with_its_reason():
-    (answer,) = ask(app_with(engines=engine(is_alive=False, failure="killed by SIGKILL")), ("GET", "/health"))
-    assert (answer.status_code, answer.json()["status"], answer.json()["reason"]) == (503, "ended", "killed by SIGKILL")
-
-
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_an_engine_without_progress_is_not_well_and_the_answer_says_where_it_is_stuck(path):
-    stalled = "stalled: step 8123 for 31 s in backend.forward"
-    (answer,) = ask(app_with(engines=engine(is_alive=True, stalled=stalled)), ("GET", path))
-    assert (answer.status_code, answer.json()["status"]) == (503, "stalled")
-    assert answer.json()["reason"] == f"The engine is {stalled}."
-    assert answer.headers["retry-after"] == "5"
-
-
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_a_server_that_shuts_down_is_not_well_though_its_engine_is(path):
-    gate = DrainGuard()
-    app = app_with(engines=engine(is_alive=True), more={"gate": gate})
-    gate.close()
-    (answer,) = ask(app, ("GET", path))
-    assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+    for off, shown in (([row], {"off": [row]}), (BackendError("in a long step"), {})):
+        (answer,) = ask(app_with(engines=engine(is_alive=True, off=off)), ("GET", "/ready"))
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok", **shown})
 
 
 def test_other_methods_are_refused_in_openais_shape():

@@ -13,7 +13,6 @@ from trencadis.text import Tokenizer
 from trencadis_server.generation.logprobs import (
     CompletionLogprobsWriter,
     chat_logprobs,
-    joined,
     prompt_logprobs,
     token_text,
 )
@@ -106,17 +105,6 @@ def test_hidden_tokens_take_no_room_in_the_text(tokenizer: Tokenizer) -> None:
     (letter,) = tokenizer.encode("a")
     writer = CompletionLogprobsWriter(tokenizer, hides_special=True)
     assert writer.output(entries((special, letter, letter))).text_offset == [0, 0, 1]
-
-
-def test_pieces_are_together_what_the_whole_is(tokenizer: Tokenizer) -> None:
-    tokens = tokenizer.encode("Hello € there, you")
-    whole = CompletionLogprobsWriter(tokenizer).prompt(tokens, entries(tokens[1:], num_top=1))
-    writer = CompletionLogprobsWriter(tokenizer)
-    pieces = writer.prompt(tokens[:3], entries(tokens[1:3], num_top=1))
-    for token in tokens[3:]:
-        pieces = joined(pieces, writer.output(entries((token,), num_top=1)))
-    assert pieces == whole
-    assert whole.token_logprobs[0] is whole.top_logprobs[0] is None
 
 
 def test_an_entry_is_encoded_when_it_is_made_and_leaves_no_objects(tokenizer: Tokenizer) -> None:

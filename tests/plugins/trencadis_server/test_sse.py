@@ -12,7 +12,7 @@ import pytest
 from msgspec import UNSET
 
 from trencadis.errors import EngineEndedError
-from trencadis.records import CompletionOutput, FinishReason, TokenLogprobs
+from trencadis.records import CompletionOutput, TokenLogprobs
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.sse import (
     ChunkEncoder,
@@ -20,7 +20,6 @@ from trencadis_server.generation.sse import (
     Progress,
     check_stream_options,
     event,
-    finish_name,
 )
 from trencadis_server.protocol.answers import Usage
 from trencadis_server.protocol.generation import GenerationRequest, StreamOptions
@@ -74,17 +73,14 @@ def test_an_error_before_the_first_event_is_left_to_those_who_make_statuses() ->
         run(of(EngineEndedError("gone")))
 
 
-def test_an_error_later_is_an_event_and_ends_the_stream() -> None:
-    bodies = [message["body"] for message in run(of(event(b"1"), EngineEndedError("gone"), event(b"2")))[1:]]
-    assert bodies[0] == b"data: 1\n\n"
-    assert json.loads(bodies[1].removeprefix(b"data: "))["error"]["message"] == "gone"
-    assert bodies[2:] == [b"data: [DONE]\n\n"]
-
-
-def test_an_unexpected_error_tells_no_more_than_the_request_id(caplog: Any) -> None:
-    bodies = [message["body"] for message in run(of(event(b"1"), ValueError("secret")))[1:]]
-    assert b"secret" not in bodies[1]
-    assert b"r1" in bodies[1]
+def test_an_error_later_is_an_event_and_ends_the_stream_and_an_unexpected_one_tells_the_request_id_alone(
+    caplog: Any,
+) -> None:
+    for error, words in ((EngineEndedError("gone"), "gone"), (ValueError("secret"), "r1")):
+        first, told, *rest = [message["body"] for message in run(of(event(b"1"), error, event(b"2")))[1:]]
+        assert (first, rest) == (b"data: 1\n\n", [b"data: [DONE]\n\n"])
+        assert words in json.loads(told.removeprefix(b"data: "))["error"]["message"]
+        assert b"secret" not in told
     assert "secret" in caplog.text
 
 
@@ -120,24 +116,16 @@ def test_an_error_of_the_connection_is_no_event() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("includes_usage", [False, True])
-def test_a_chunk_is_what_encoding_it_whole_gives(includes_usage: bool) -> None:
+@pytest.mark.parametrize(("includes_usage", "is_continuous"), [(False, False), (True, False), (True, True)])
+def test_a_chunk_is_what_encoding_it_whole_gives(includes_usage: bool, is_continuous: bool) -> None:
     def make(choices: list[int], usage: Any) -> Chunk:
         return Chunk(id=AWKWARD, choices=choices, usage=usage)
 
-    encoder: ChunkEncoder[int] = ChunkEncoder(make, includes_usage=includes_usage, is_continuous=False)
-    expected = Chunk(id=AWKWARD, choices=[5], usage=None if includes_usage else UNSET)
-    assert encoder.chunk(5, lambda: USAGE) == event(msgspec.json.encode(expected))
-    last = event(msgspec.json.encode(Chunk(id=AWKWARD, choices=[], usage=USAGE)))
-    assert encoder.last(USAGE) == (last if includes_usage else b"")
-
-
-def test_continuous_usage_and_fields_of_one_chunk_are_in_that_chunk() -> None:
-    def make(choices: list[int], usage: Any) -> Chunk:
-        return Chunk(id="a", choices=choices, usage=usage)
-
-    encoder: ChunkEncoder[int] = ChunkEncoder(make, includes_usage=True, is_continuous=True)
-    assert encoder.chunk(5, lambda: USAGE, id="b") == event(msgspec.json.encode(Chunk("b", [5], USAGE)))
+    encoder: ChunkEncoder[int] = ChunkEncoder(make, includes_usage=includes_usage, is_continuous=is_continuous)
+    usage = USAGE if is_continuous else None if includes_usage else UNSET
+    assert encoder.chunk(5, lambda: USAGE) == event(msgspec.json.encode(make([5], usage)))
+    assert encoder.chunk(5, lambda: USAGE, id="b") == event(msgspec.json.encode(Chunk("b", [5], usage)))
+    assert encoder.last(USAGE) == (event(msgspec.json.encode(make([], USAGE))) if includes_usage else b"")
 
 
 @pytest.mark.parametrize(
@@ -159,38 +147,15 @@ def test_stream_options_without_a_stream_are_refused() -> None:
         check_stream_options(GenerationRequest(model="m", stream_options=StreamOptions()))
 
 
-def entry(position: int) -> TokenLogprobs:
-    return TokenLogprobs(index=0, position=position, token_id=position, logprob=-1.0, rank=1)
+def test_each_call_gives_what_is_new_and_wanted() -> None:
+    entries = [TokenLogprobs(index=0, position=i, token_id=i, logprob=-1.0, rank=1) for i in range(3)]
 
+    def output(size: int, logprobs: tuple[TokenLogprobs, ...] | None = None) -> CompletionOutput:
+        return CompletionOutput(index=0, text="ab" * size, token_ids=tuple(range(size)), logprobs=logprobs)
 
-def output(num_tokens: int, *, has_logprobs: bool = True) -> CompletionOutput:
-    return CompletionOutput(
-        index=0,
-        text="ab" * num_tokens,
-        token_ids=tuple(range(num_tokens)),
-        logprobs=tuple(entry(i) for i in range(num_tokens)) if has_logprobs else None,
-    )
-
-
-def test_each_call_gives_what_is_new() -> None:
     progress = Progress()
-    assert progress.take(output(1)) == ("ab", (0,), (entry(0),))
-    assert progress.take(output(1)) == ("", (), ())
-    assert progress.take(output(3)) == ("abab", (1, 2), (entry(1), entry(2)))
-
-
-def test_without_logprobs_there_are_none() -> None:
-    assert Progress().take(output(2, has_logprobs=False)) == ("abab", (0, 1), ())
-
-
-def test_reasons_have_the_names_of_openai() -> None:
-    names = {
-        reason: finish_name(CompletionOutput(index=0, text="", token_ids=(), finish_reason=reason))
-        for reason in (FinishReason.STOP, FinishReason.LENGTH)
-    }
-    assert names == {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-
-
-def test_token_ids_that_nobody_wants_are_not_looked_for() -> None:
+    taken = [progress.take(output(size, tuple(entries[:size]))) for size in (1, 1, 3)]
+    assert taken == [("ab", (0,), (entries[0],)), ("", (), ()), ("abab", (1, 2), tuple(entries[1:]))]
+    assert Progress().take(output(2)) == ("abab", (0, 1), ())
     progress = Progress(has_token_ids=False)
     assert [progress.take(output(size))[:2] for size in (1, 3)] == [("ab", ()), ("abab", ())]
