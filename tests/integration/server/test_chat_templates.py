@@ -1,4 +1,4 @@
-"""A checkpoint whose chat template harms: its chats are refused in words, and nothing else suffers."""
+"""A checkpoint whose chat template harms: its chats are refused in words, nothing else suffers, and a signal ends all."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import select
 import shutil
 import signal
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,52 +25,39 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("templates") / "model"
-    shutil.copytree(resolve_model_path("demo"), place)
-    (place / "chat_template.jinja").write_text(TEMPLATE)
-    return place
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+def test_chats_that_loop_are_400_with_the_deadline_all_else_is_served_and_a_signal_ends_it_all(tmp_path: Path) -> None:
+    shutil.copytree(resolve_model_path("demo"), tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    server = ServedProcess("--model.path", str(tmp_path / "model"), "--server.model-name", "demo")
 
+    def chat(content: str) -> httpx.Response:
+        return server.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], max_tokens=4)
 
-@pytest.fixture
-def served(model: Path) -> Iterator[ServedProcess]:
-    server = ServedProcess("--model.path", str(model), "--server.model-name", "demo")
     try:
-        yield server.wait()
+        server.wait()
+        before = set(family(server.process.pid))
+        with ThreadPoolExecutor(8) as threads:
+            loops = [threads.submit(chat, "loop") for _ in range(3)]
+            others = [threads.submit(server.post, prompt="Once", max_tokens=4) for _ in range(2)]
+            others += [
+                threads.submit(httpx.get, server.url + "/health", timeout=TIMEOUT_S),
+                threads.submit(chat, "hello"),
+            ]
+            assert [one.result().status_code for one in others] == [200] * 4
+            for one in loops:
+                assert one.result().status_code == 400
+                assert "chat template ran longer than 2 s and was stopped" in one.result().json()["error"]["message"]
+            assert chat("hello").status_code == 200
+            loops = [threads.submit(chat, "loop") for _ in range(3)]
+            eventually(lambda: len(set(family(server.process.pid)) - before) >= 1)
+            workers = [os.pidfd_open(pid) for pid in set(family(server.process.pid)) - before]
+            server.process.send_signal(signal.SIGTERM)
+            server.process.wait(TIMEOUT_S)
+            for worker in workers:
+                assert select.select([worker], [], [], TIMEOUT_S)[0]
+                os.close(worker)
+            for one in loops:
+                one.exception()  # the server is gone, or has answered
     finally:
         server.close()
-
-
-def chat(server: ServedProcess, content: str) -> httpx.Response:
-    messages = [{"role": "user", "content": content}]
-    return server.post("/v1/chat/completions", messages=messages, max_tokens=4)
-
-
-def test_chats_that_loop_are_400_with_the_deadline_and_all_else_is_served(served: ServedProcess) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        loops = [threads.submit(chat, served, "loop") for _ in range(3)]
-        others = [threads.submit(served.post, prompt="Once", max_tokens=4) for _ in range(2)]
-        others += [threads.submit(httpx.get, served.url + "/health", timeout=TIMEOUT_S) for _ in range(2)]
-        others.append(threads.submit(chat, served, "hello"))
-        assert [one.result().status_code for one in others] == [200] * 5
-        for one in loops:
-            assert one.result().status_code == 400
-            assert "chat template ran longer than 2 s and was stopped" in one.result().json()["error"]["message"]
-    assert chat(served, "hello").status_code == 200
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-def test_a_server_whose_chats_loop_ends_at_sigterm_with_its_workers(served: ServedProcess) -> None:
-    before = set(family(served.process.pid))
-    with ThreadPoolExecutor(3) as threads:
-        futures = [threads.submit(chat, served, "loop") for _ in range(3)]
-        eventually(lambda: len(set(family(served.process.pid)) - before) >= 1)
-        workers = [os.pidfd_open(pid) for pid in set(family(served.process.pid)) - before]
-        served.process.send_signal(signal.SIGTERM)
-        served.process.wait(TIMEOUT_S)
-        for worker in workers:
-            assert select.select([worker], [], [], TIMEOUT_S)[0]
-            os.close(worker)
-        for future in futures:
-            future.exception()  # the server is gone, or has answered

@@ -1,13 +1,9 @@
-"""The engine in its own process dies or hangs: clients are told why, ``/health`` says so, another engine takes over.
-
-One that makes no progress is noticed also if nobody asks for anything; the answer says where it is stuck, and the log has its stacks.
-"""
+"""The engine in its own process dies or hangs: clients are told why, the log has its stacks, another engine takes over."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +13,8 @@ import httpx
 import pytest
 
 from support.core.paced_backend import VOCAB_SIZE, opener
-from support.eventually import eventually
 from support.server.live_server import LiveServer, running
 from support.server.raw_client import RawClient, body_of, status_of
-from trencadis.errors import EngineEndedError
 from trencadis_testing.fakes import fake_text
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine in Linux's /proc")
@@ -48,35 +42,27 @@ def engine_pids() -> list[int]:
     return found
 
 
-def serves(server: LiveServer) -> bool:
-    answer = httpx.post(f"{server.url}{PATH}", json=SHORT, timeout=300)
-    if answer.status_code != 200:
-        assert answer.status_code == 503
-        assert int(answer.headers["retry-after"]) >= 1
-        return False
-    expected = fake_text([5, 6], 4, vocab_size=VOCAB_SIZE)
-    assert answer.json()["choices"][0]["token_ids"] == expected
-    return True
+def pid_of(server: LiveServer) -> int:
+    llm: Any = server.supervisor.llm
+    pid: int = llm._runner.frontend.engine._transport._peer.pid
+    return pid
 
 
-def until_it_serves_again(server: LiveServer, num_restarts: int) -> None:
+def assert_replaced(server: LiveServer, pid: int, num_restarts: int) -> None:
     server.wait_until(lambda: server.supervisor.num_restarts == num_restarts and server.supervisor.is_serving.is_set())
-    assert serves(server)
-
-
-def test_the_engine_has_a_process_of_its_own_and_serves(server):
-    pid = pid_of(server)
-    assert pid in engine_pids()
-    assert pid != os.getpid()
-    assert serves(server)
-    assert "vllm:generation_tokens_total" in httpx.get(f"{server.url}/metrics").text
+    assert pid not in engine_pids()
+    assert pid_of(server) in engine_pids()
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert f"trencadis_engine_restarts_total {num_restarts}.0" in httpx.get(f"{server.url}/metrics").text
 
 
 @pytest.mark.representatives(1)
-@pytest.mark.parametrize(("sent", "word"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "watchdog")])
+@pytest.mark.parametrize(("sent", "word"), [(signal.SIGKILL, "sigkill"), (signal.SIGSTOP, "watchdog")])
 def test_an_engine_that_dies_or_hangs_is_replaced(server, sent, word):
     number = server.supervisor.num_restarts + 1
     pid = pid_of(server)
+    assert pid in engine_pids()
+    assert "vllm:generation_tokens_total" in httpx.get(f"{server.url}/metrics").text
     with RawClient(server.port) as streaming, RawClient(server.port) as waiting:
         streaming.post(PATH, LONG)
         while b"token_ids" not in streaming.data:
@@ -85,75 +71,14 @@ def test_an_engine_that_dies_or_hangs_is_replaced(server, sent, word):
         server.wait_until(lambda: server.supervisor.llm.num_live == 2)
         os.kill(pid, sent)
         streamed, whole = body_of(streaming.read_all()), waiting.read_all()
-    last = streamed.strip().split(b"\n\n")
-    error = json.loads(next(event for event in reversed(last) if b"error" in event).removeprefix(b"data: "))["error"]
-    assert word.lower() in error["message"].lower()
+    (error,) = [event for event in streamed.split(b"\n\n") if b'"error"' in event]
     assert status_of(whole) == 503
-    assert word.lower() in json.loads(body_of(whole))["error"]["message"].lower()
-    assert not serves(server) or server.supervisor.num_restarts == number
-    until_it_serves_again(server, number)
-    assert pid not in engine_pids()
-    assert pid_of(server) in engine_pids()
-    assert httpx.get(f"{server.url}/health").status_code == 200
-    assert f"trencadis_engine_restarts_total {number}.0" in httpx.get(f"{server.url}/metrics").text
+    for told in (error.removeprefix(b"data: "), body_of(whole)):
+        assert word in json.loads(told)["error"]["message"].lower()
+    assert_replaced(server, pid, number)
+    answer = httpx.post(f"{server.url}{PATH}", json=SHORT, timeout=300)
+    assert answer.json()["choices"][0]["token_ids"] == fake_text([5, 6], 4, vocab_size=VOCAB_SIZE)
     assert (server.admission.num_requests, server.admission.num_waiting_tokens) == (0, 0)
-
-
-@pytest.mark.slow
-def test_after_too_many_deaths_the_server_answers_and_ends_with_the_reason() -> None:
-    server = LiveServer(opener(step_s=0.02, placement="process"), max_engine_restarts=0)
-    server.start()
-    with RawClient(server.port) as waiting:
-        waiting.post(PATH, {**LONG, "stream": False})
-        server.wait_until(lambda: server.supervisor.llm.num_live == 1)
-        os.kill(pid_of(server), signal.SIGKILL)
-        answer = waiting.read_all()
-    server.join()
-    assert status_of(answer) == 503
-    assert "SIGKILL" in json.loads(body_of(answer))["error"]["message"]
-    assert isinstance(server.error, EngineEndedError)
-    assert server.error.exit_code == 69
-    assert "SIGKILL" in str(server.error)
-
-
-def pid_of(server: LiveServer) -> int:
-    llm: Any = server.supervisor.llm
-    pid: int = llm._runner.frontend.engine._transport._peer.pid
-    return pid
-
-
-def reason_of_the_stall(server: LiveServer) -> str:
-    """Wait until the server is not ready because its engine is stalled; return what it says."""
-    seen: list[str] = []
-
-    def is_stalled() -> bool:
-        answer = httpx.get(f"{server.url}/ready", timeout=300)
-        if answer.status_code == 503 and answer.json()["status"] == "stalled":
-            assert int(answer.headers["retry-after"]) >= 1
-            seen.append(answer.json()["reason"])
-        return bool(seen)
-
-    eventually(is_stalled)
-    return seen[0]
-
-
-def until_replaced(server: LiveServer, pid: int) -> None:
-    server.wait_until(lambda: server.supervisor.num_restarts == 1 and server.supervisor.is_serving.is_set())
-    assert pid_of(server) != pid
-    assert httpx.get(f"{server.url}/ready").status_code == 200
-
-
-@pytest.mark.slow
-def test_an_idle_engine_that_is_stopped_is_noticed_without_any_request_and_replaced() -> None:
-    with running(opener(placement="process", watchdog_s=4.0)) as server:
-        pid = pid_of(server)
-        os.kill(pid, signal.SIGSTOP)
-        # It may not have come to rest yet when it is stopped.
-        assert re.match(
-            r"The engine is stalled: step 0 for .* s in (loading|requests|idle)\.", reason_of_the_stall(server)
-        )
-        until_replaced(server, pid)
-        assert serves(server)
 
 
 @pytest.mark.slow
@@ -168,7 +93,7 @@ def test_code_that_holds_pythons_lock_is_found_in_the_log_and_its_request_is_tol
         assert int(answer.headers["retry-after"]) >= 1
         assert "hung: no progress in step 0" in answer.json()["error"]["message"]
         assert "in backend.forward" in answer.json()["error"]["message"]
-        until_replaced(server, pid)
+        assert_replaced(server, pid, 1)
     log = capfd.readouterr().err
     assert "Current thread" in log
     assert "in match_catastrophically" in log

@@ -12,8 +12,8 @@ import numpy as np
 import openai
 import pydantic
 import pytest
-
 from support.server.openai_server import Running, running
+
 from trencadis import AsyncLLM
 from trencadis.client.factory import configure
 from trencadis_server.config import ServerConfig

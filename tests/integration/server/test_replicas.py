@@ -1,4 +1,4 @@
-"""Replicas behind a server: one is killed in the middle of requests, and nobody notices; one is restarted; all die."""
+"""Replicas behind a server: one is killed in the middle of requests, and nobody notices; all die."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ def streamed(data: bytes) -> list[int]:
 
 def test_a_replica_that_is_killed_loses_no_request(server: LiveServer) -> None:
     until_ready(server)
+    route = server.call(server.supervisor.llm.route([1, 2, 3]))
+    assert (route["is_healthy"], route["replica"] in (0, 1)) == ([True, True], True)
     victim = pids(server)[0]
     work = client_of(server).replicas.work
     with contextlib.ExitStack() as stack:
@@ -89,43 +91,6 @@ def test_a_replica_that_is_killed_loses_no_request(server: LiveServer) -> None:
     assert pids(server)[0] != victim
     assert server.supervisor.num_restarts == 0
     assert (server.admission.num_requests, server.admission.num_waiting_tokens) == (0, 0)
-
-
-def test_a_replica_is_drained_and_restarted_while_the_other_serves(server: LiveServer) -> None:
-    until_ready(server)
-    before = pids(server)
-    with RawClient(server.port) as one, RawClient(server.port) as other:
-        for number, client in enumerate((one, other)):
-            client.post(PATH, body(number, stream=False))
-        server.wait_until(lambda: len(client_of(server).replicas.work) == 2)
-        answer = server.call(server.supervisor.llm.restart_replica(1))
-        assert [row["state"] for row in answer["replicas"]] == ["ready", "draining"]
-        answers = [json.loads(body_of(client.read_all())) for client in (one, other)]
-    assert [answer["choices"][0]["token_ids"] for answer in answers] == [TEXTS[0], TEXTS[1]]
-    eventually(lambda: 1 in pids(server) and pids(server)[1] != before[1])
-    assert pids(server)[0] == before[0]
-    until_ready(server)
-
-
-def test_prompts_are_told_where_they_would_go(server: LiveServer) -> None:
-    until_ready(server)
-    answer = server.call(server.supervisor.llm.route([1, 2, 3]))
-    assert answer["is_healthy"] == [True, True]
-    assert answer["replica"] in (0, 1)
-
-
-def test_totals_are_those_of_all_and_a_change_reaches_all(server: LiveServer) -> None:
-    until_ready(server)
-    llm = server.supervisor.llm
-    before = server.call(llm.totals())["num_finished"]
-
-    for number in range(4):
-        answer = httpx.post(f"{server.url}{PATH}", json=body(number, max_tokens=4), timeout=60)
-        assert answer.json()["choices"][0]["token_ids"] == TEXTS[number][:4]
-    assert server.call(llm.totals())["num_finished"] == before + 4
-    assert server.call(llm.set_scheduling("fcfs"))["policy"] == "fcfs"
-    assert server.call(llm.scheduling())["policy"] == "fcfs"
-    assert server.call(llm.set_scheduling("fair_share"))["policy"] == "fair_share"
 
 
 @pytest.mark.slow
