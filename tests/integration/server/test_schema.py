@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -68,25 +65,6 @@ OPERATIONS = [
     ("GET", "/metrics"),
     ("GET", "/"),
 ]
-
-
-def test_the_values_tried_do_not_depend_on_imported_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried() -> list[int]:
-        values = []
-
-        @given(st.integers())
-        @settings(TRIED, max_examples=300)
-        def note(value: int) -> None:
-            values.append(value)
-
-        note()
-        return values
-
-    before = tried()
-    (tmp_path / "other_constants.py").write_text(f"CONSTANTS = {list(range(10**6, 10**6 + 500))}")
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("other_constants")
-    assert tried() == before
 
 
 @pytest.mark.slow

@@ -33,10 +33,10 @@ class RawClient:
         self.socket.connect(("127.0.0.1", port))
         self.data = b""
 
-    def post(self, path: str, body: Any, *, num_bytes: int | None = None) -> None:
+    def post(self, path: str, body: Any, *headers: str, num_bytes: int | None = None) -> None:
         """Send a request, or its first bytes."""
         content = json.dumps(body).encode()
-        whole = post_head(path, f"content-length: {len(content)}", "connection: close") + content
+        whole = post_head(path, f"content-length: {len(content)}", "connection: close", *headers) + content
         self.socket.sendall(whole[:num_bytes])
 
     def read(self, num_bytes: int) -> None:

@@ -16,16 +16,18 @@ import httpx
 __all__ = ["ServedProcess", "family", "send"]
 
 _TIMEOUT_S = 300
+_ROOT = Path(__file__).parents[3]
 
 
 class ServedProcess:
-    """A server that runs, once :meth:`wait` has returned.
+    """A server that runs, once :meth:`wait` has returned; it may import what is under ``tests``.
 
     Args:
         flags: Of ``trencadis serve``.
 
     Attributes:
         url: Where it listens.
+        lines: What it has printed until it served.
         errors: What it has logged, line by line.
     """
 
@@ -35,24 +37,25 @@ class ServedProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            cwd=Path(__file__).parents[3],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT / "tests")},
+            cwd=_ROOT,
             start_new_session=True,
         )
         self.errors: list[str] = []
         self._reader = threading.Thread(target=self._read_errors, daemon=True)
         self._reader.start()
         self.url = ""
+        self.lines: list[str] = []
 
     def wait(self) -> Self:
         """Wait until it serves."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.startswith("Listening at "), (line, self.errors)
-        self.url = line.split()[2].removesuffix("/v1")
-        while not line.startswith("Ready: "):
-            line = self.process.stdout.readline()
-            assert line, self.errors
+        self.lines = [self.process.stdout.readline()]
+        assert self.lines[0].startswith("Listening at "), (self.lines, self.errors)
+        self.url = self.lines[0].split()[2].removesuffix("/v1")
+        while not self.lines[-1].startswith("Ready: "):
+            self.lines.append(self.process.stdout.readline())
+            assert self.lines[-1], self.errors
         return self
 
     def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
