@@ -260,21 +260,3 @@ def test_without_a_plugin_that_has_trencadis_check_lock_nothing_is_held_to_a_loc
     registry = Registry.discover(entry_points=())
     with pytest.raises(ConfigError, match="--locked: no plugin that reads lock files can be used"):
         registry.hooks.check_lock(tmp_path / "x.lock", Config(), registry)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (None, "No such file or directory"),
-        ("{", "not valid JSON"),
-        ("[]", "it is no plan lock of format 1"),
-        ('{"format": 2}', "it is no plan lock of format 1"),
-        ('{"format": 1, "plan_hash": ""}', "it is no plan lock of format 1"),
-    ],
-)
-def test_a_file_that_is_no_lock_is_refused_in_words(tmp_path: Path, text: str | None, reason: str) -> None:
-    file = tmp_path / "x.lock"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(ConfigError, match=rf"lock file {file}: {reason}.*trencadis lock writes one\."):
-        read_lock(file)

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from trencadis.config import Config
-from trencadis.errors import ConfigError, StepFailedError
+from trencadis.errors import StepFailedError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.registry import Registry
 from trencadis.text import Tokenizer
@@ -124,20 +124,3 @@ def test_the_limit_counts_prompts(file, tokenizer: Tokenizer) -> None:
     path = file(*(json.dumps({"prompt": f"number {i}"}) for i in range(5)))
     assert len(read_prompts(path, tokenizer, limit=2)) == 2
     assert len(read_prompts(path, tokenizer)) == 5
-
-
-@pytest.mark.parametrize(
-    "line", ["no json", "[1]", '{"text": "x"}', '{"turns": [3]}', '{"messages": [{"content": "x"}]}']
-)
-def test_a_line_without_a_prompt_is_named(file, tokenizer: Tokenizer, line: str) -> None:
-    path = file(json.dumps({"prompt": "fine"}), line)
-    with pytest.raises(ConfigError, match=r"prompts.jsonl, line 2") as caught:
-        read_prompts(path, tokenizer)
-    assert '{"prompt": "..."}' in str(caught.value)
-
-
-def test_a_file_that_is_not_there_or_empty_is_named(tmp_path: Path, file, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere.jsonl"):
-        read_prompts(tmp_path / "nowhere.jsonl", tokenizer)
-    with pytest.raises(ConfigError, match="no prompt in it"):
-        read_prompts(file(""), tokenizer)

@@ -37,24 +37,6 @@ def test_requests_without_tokens_are_left_out():
     assert parse_trace(text, "a.csv") == (Arrival(0.0, 5, 1),)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (f"{HEAD}2023-11-16 18:00:00,many,4\n", "a: line 2 is no request: invalid literal for int"),
-        (f"{HEAD}2023-11-16 18:00:00,5,4\n2023-11-16 18:00:00\n", "a: line 3 is no request"),
-        ("a,b\n1,2\n", "lacks TIMESTAMP, ContextTokens, GeneratedTokens"),
-        ("", "lacks TIMESTAMP"),
-        ('{"timestamp": 1, "input_length": 2}', "a: line 1 is no request: no 'output_length'"),
-        ('{"timestamp": 1}\nnonsense', "a: line 1 is no request"),
-        (HEAD, "a: holds no request"),
-    ],
-)
-def test_bad_trace_names_file_line_and_reason(text, said):
-    with pytest.raises(ConfigError) as caught:
-        parse_trace(text, "a")
-    assert said in str(caught.value)
-
-
 def test_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match="no such trace file"):
         read_text(tmp_path / "nope.csv")

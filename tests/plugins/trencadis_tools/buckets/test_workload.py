@@ -53,31 +53,6 @@ def test_phases_are_told_apart():
     assert workload.of_phase(Phase.DECODE) == (Passes(DECODE, 1, 2),)
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ("sampling,1,1,1,1,1", "line 2 is no recorded shape: 'sampling' is not a valid Phase"),
-        ("prefill,0,1,1,1,1", "sizes and counts are 1 or more"),
-        ("prefill,1,1,-1,1,1", "blocks 0 or more"),
-        ("prefill,1,1,1,0,1", "sizes and counts are 1 or more"),
-        ("prefill,1,x,1,1,1", "invalid literal"),
-        ("prefill,1", "line 2 is no recorded shape"),
-        ("", "holds no shape"),
-    ],
-)
-def test_bad_row_is_named(tmp_path, row, said):
-    (tmp_path / "s.csv").write_text(f"{HEAD}{row}\n")
-    with pytest.raises(ConfigError) as caught:
-        read_source(tmp_path / "s.csv")
-    assert said in str(caught.value)
-
-
-def test_missing_column_is_named(tmp_path):
-    (tmp_path / "s.csv").write_text("phase,batch_size\nprefill,1\n")
-    with pytest.raises(ConfigError, match="no 'query_len'"):
-        read_source(tmp_path / "s.csv")
-
-
 def test_unwritable_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
         write_shapes(tmp_path, Workload(()))

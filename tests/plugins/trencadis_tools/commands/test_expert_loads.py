@@ -41,8 +41,3 @@ def test_a_page_becomes_the_file_that_the_backend_reads(tmp_path, capsys, monkey
 def test_a_page_without_them_is_refused(text, said):
     with pytest.raises(ConfigValueError, match=said):
         read_page(text)
-
-
-def test_a_page_that_is_not_there_is_named(tmp_path, capsys):
-    assert main(["expert-loads", str(tmp_path / "nothing.txt")]) != 0
-    assert "nothing.txt: it cannot be read" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import argparse
 
 import pytest
 
-from trencadis.cli import main
 from trencadis_tools.commands import bench, compare, simulate, workload
 
 
@@ -21,10 +20,3 @@ def test_every_command_takes_a_rate_in_both_spellings(command, words, rate, flag
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     assert parser.parse_args([*words, flag, "2.5"]).rate == rate
-
-
-def test_where_one_rate_makes_sense_several_are_refused_in_words(capsys) -> None:
-    assert main(["simulate", "--workload", "poisson", "--rate", "1,2"]) == 2
-    assert '"1,2" is not one rate. trencadis compare takes several' in capsys.readouterr().err
-    assert main(["workload", "poisson", "--rate", "fast"]) == 2
-    assert '"fast" is no rate. Write requests a second: 1,2,4' in capsys.readouterr().err

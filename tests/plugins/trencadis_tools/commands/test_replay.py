@@ -105,11 +105,6 @@ def test_what_cannot_be_replayed_is_refused_in_words(record, tmp_path, capsys, c
     assert cause in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there_is_named(capsys):
-    assert main(["replay", "/no/such.flight"]) == 2
-    assert "/no/such.flight: No such file or directory" in capsys.readouterr().err
-
-
 def test_other_settings_of_an_engine_that_drafts_need_to_know_how_often_drafts_are_right(tmp_path, capsys):
     engine = recording_engine(config={"engine.async_scheduling": False})
     serve_at_random(engine, 4, num_rounds=20)

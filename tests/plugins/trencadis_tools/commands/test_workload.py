@@ -57,10 +57,3 @@ def test_what_is_written_is_the_same_workload(workload, tmp_path: Path) -> None:
 
 def test_requests_at_once_have_no_rate(workload) -> None:
     assert "arrivals: at once" in workload("poisson", "--rate", "inf", "--max-requests", "5")
-
-
-def test_what_there_is_not_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["workload", "poison"]) == 2
-    assert 'Did you mean "poisson"?' in capsys.readouterr().err
-    assert main(["workload", "poisson", "--rate", "-1"]) == 2
-    assert "rate" in capsys.readouterr().err

@@ -277,60 +277,6 @@ def test_one_trace_is_compared_by_blocks_of_its_requests(compare, folder) -> Non
     assert "ttft_mean: " in out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["narrow.toml"], "1 configurations to compare. Name two or more"),
-        (["narrow.toml", "narrow.toml"], 'two configurations are called "narrow"'),
-        (["narrow.toml", "same.toml"], "are the same configuration: nothing can differ"),
-        (["narrow.toml", "nnarrow.toml"], "nnarrow.toml: no such config file"),
-        (["fcfs", "fcsf"], 'Did you mean "fcfs"?'),
-        (["fcfs", "mine.py"], "Write mine:Class, with the name of the class after the colon"),
-        (["fcfs", "mine.py:Policy"], "Write mine:Policy, with"),
-        (["narrow.toml", "wide.toml", "--metric", "ttft_men"], 'Did you mean "ttft_mean"?'),
-        (["narrow.toml", "wide.toml", "--rate", "fast"], '"fast" is no rate'),
-        (["narrow.toml", "wide.toml", "--rate", "0"], "a rate must be above 0"),
-        (["narrow.toml", "wide.toml", "--seeds", "-1"], "flag --seeds: -1 is less than 0"),
-        (["narrow.toml", "wide.toml", "--sweep", "engine.max_num_seqs"], "sweeps nothing"),
-        (["narrow.toml", "wide.toml", "--sweep", "engine.max_num_sequences=1"], "no such flag"),
-        (["narrow.toml", "wide.toml", "--sweep", "engine.max_num_batched_tokens=64"], "are the same configuration"),
-        (["narrow.toml", "wide.toml", "--requests", "r.txt"], "neither .csv nor .parquet"),
-        (["narrow.toml", "wide.toml", "--live", "--replicas", "2"], "one engine of each configuration"),
-        (["narrow.toml", "wide.toml", "--live", "--step-times", "x.json"], "steps take the time they take"),
-        (["narrow.toml", "wide.toml", "--config", "narrow.toml"], "is the base of scheduling policies"),
-        (["narrow.toml", "wide.toml", "--live", "--drafts", "0.5"], "--live: drafts are right as often as they are"),
-        (["--verify", "load.toml"], "load.toml: cannot be read"),
-        (["narrow.toml", "--verify", "r.json"], "the record names what is compared"),
-    ],
-)
-@pytest.mark.representatives(21)
-def test_what_makes_no_sense_is_said_before_anything_runs(compare, words: list[str], said: str) -> None:
-    Path("same.toml").write_text(Path("narrow.toml").read_text())
-    code, out, err = compare(*words)
-    assert (code, out) == (2, "")
-    assert said in err
-
-
-def test_a_workload_must_be_named(compare) -> None:
-    code, _, err = compare("narrow.toml", "wide.toml", workload=None)
-    assert code == 2
-    assert "--workload is missing" in err
-
-
-def test_a_trace_has_no_seeds_and_no_values_of_runs_to_watch(compare, folder) -> None:
-    Path("trace.csv").write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:00.0,5,5\n2023-11-16 18:15:01.0,5,5\n"
-    )
-    for words, said in (
-        (["--seeds", "3"], "are not drawn"),
-        (["--until-decided", "--metric", "output_throughput"], "output_throughput cannot be watched"),
-        ([], "need 1000"),
-    ):
-        code, _, err = compare("narrow.toml", "wide.toml", *words, workload="trace.csv")
-        assert code == 2
-        assert said in err
-
-
 def test_without_scipy_or_matplotlib_the_extra_is_named(compare, monkeypatch) -> None:
     def missing(name: str):
         raise ImportError(name)

@@ -249,28 +249,6 @@ def test_facts_are_read_from_a_number_or_a_file(tmp_path: Path):
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[ngram]\n", r"one of acceptance and acceptance_by_position must be given"),
-        ("[ngram]\nacceptance = 0.5\nacceptance_by_position = [0.5]\n", r"one of acceptance and"),
-        ("[ngram]\nacceptance_by_position = [0.5, 0.6]\n", r"must not rise"),
-        ("[ngram]\nacceptance = 1.5\n", r"\[ngram\] \(from .*: 'acceptance' must be <= 1.0: 1.5"),
-        ("[ngram]\nacceptance = 0.5\nstep_ms = 1\n", r"unexpected keyword argument 'step_ms'"),
-        ("ngram = 0.5\n", r"\[ngram\] \(from "),
-        ("[ngram", r"cannot be read"),
-    ],
-)
-def test_files_that_say_nothing_of_drafts_are_refused_in_words(tmp_path, text, message):
-    file = tmp_path / "drafts.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        load_drafts(str(file))
-    for other in ("often", "1.5", "nan"):
-        with pytest.raises(ConfigError, match="neither a share from 0 to 1 nor a file"):
-            load_drafts(other)
-
-
 def test_a_speculator_that_nothing_is_known_of_is_refused_and_so_are_branches():
     with pytest.raises(
         ConfigError, match=r'name = "ngram": without a model .* what is known is for suffix\. .*--drafts 0\.7'

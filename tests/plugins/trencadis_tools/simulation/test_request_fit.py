@@ -173,25 +173,6 @@ def test_the_command_prints_held_out_errors_and_writes_step_times_that_are_read(
     assert math.isfinite(written["errors"]["held out"]["TTFT"]["p99"])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "needs one of --records and --requests"),
-        (["--requests", "made.jsonl", "--records", "made.jsonl"], "needs one of --records and --requests"),
-        (["--requests", "made.jsonl", "--by-bucket"], "--by-bucket: is for --records"),
-        (["--records", "made.jsonl", "--sheet", "h100:demo"], "--sheet: is for --requests"),
-        (["--requests", "made.jsonl", "--held-out", "1.5"], "1.5 is no share of the requests"),
-        (["--requests", "made.jsonl", "--held-out", "nowhere.jsonl"], "nowhere.jsonl: no such"),
-        (["--requests", "made.jsonl", "--held-out", "0.9"], "8 requests are too few"),
-        (["--requests", "made.jsonl", "--sheet", "h900:demo"], "no device sheet"),
-    ],
-)
-def test_flags_that_do_not_fit_are_refused(bench, words, message) -> None:
-    code, told = bench(*words)
-    assert code == 2
-    assert message in told
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not RUNS.is_dir(), reason="the measured runs of ../shared/data are not here")
 def test_half_of_a_published_run_of_vllm_predicts_the_other_half() -> None:

@@ -51,8 +51,6 @@ def test_azure(read) -> None:
 
 def test_azure_with_images_counts_them_as_tokens_or_is_refused(read) -> None:
     text = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15 00:00:01,2,100,5\n2024-10-15 00:00:02,0,7,5\n"
-    with pytest.raises(ConfigError, match=r"line 2 has 2 images, which would be dropped\. Say .* image_tokens"):
-        read(text)
     assert [one.num_prompt_tokens for one in read(text, image_tokens=576).requests] == [1252, 7]
     assert [one.num_prompt_tokens for one in read(text, ignore=("NumImages",)).requests] == [100, 7]
 
@@ -69,17 +67,8 @@ def test_burstgpt_has_tenants_by_model_and_conversations_as_closed_loops(read) -
 
 def test_failed_requests_are_refused_dropped_or_given_a_token(read) -> None:
     text = f"{BURSTGPT_HEAD}5,,2.5,ChatGPT,472,0,472,API log\n6,,2.5,ChatGPT,4,1,5,API log\n"
-    with pytest.raises(
-        ConfigError, match=r'line 2 has 472 prompt tokens and 0 output tokens: it failed .* failed = "drop"'
-    ):
-        read(text)
     assert [one.num_output_tokens for one in read(text, failed="drop").requests] == [1]
     assert [one.num_output_tokens for one in read(text, failed="one_token").requests] == [1, 1]
-
-
-def test_sums_that_do_not_add_up_are_refused(read) -> None:
-    with pytest.raises(ConfigError, match=r"line 2 is no request: Total tokens is 9, not 4 \+ 1"):
-        read(f"{BURSTGPT_HEAD}6,,2.5,ChatGPT,4,1,9,API log\n")
 
 
 def test_mooncake_has_blocks_of_512_tokens(read) -> None:
@@ -118,8 +107,6 @@ def test_sessions_of_aiperf_go_on_from_the_answer_before_after_their_delay(read)
 
 def test_texts_are_counted_by_their_characters_if_it_is_said_how(read) -> None:
     rows = [{"text_input": "x" * 10, "output_length": 4}]
-    with pytest.raises(ConfigError, match=r"prompt as text, .* Say chars_per_token"):
-        read(rows)
     assert read(rows, chars_per_token=4.0).requests[0].num_prompt_tokens == 3
     turns = [{"session_id": "s", "turns": [{"text": "x" * 8}, {"text": "y" * 4, "delay": 1000}]}]
     first, second = read(turns, chars_per_token=4.0).requests
@@ -136,8 +123,6 @@ def test_servegen_has_no_times_and_blocks_of_16_tokens_or_lengths(read) -> None:
     assert trace.requests[0].request_id == "3"
     trace = read([SERVEGEN_SIZED])
     assert (trace.has_times, trace.has_outputs) == (False, True)
-    with pytest.raises(ConfigError, match="has 1 images"):
-        read([SERVEGEN_HASHED | {"type": "multimodal", "img_ids": ["img_00001"]}])
 
 
 def test_bailian_has_conversations_by_their_parents_types_as_tenants_and_open_times(read) -> None:
@@ -146,10 +131,6 @@ def test_bailian_has_conversations_by_their_parents_types_as_tenants_and_open_ti
     assert [one.tenant for one in (first, second, third)] == ["text", "search", "text"]
     assert second.arrival_s == pytest.approx(1.386)
     assert (second.after, second.block_ids) == ("", (89, 90, 92, 93))
-    with pytest.raises(
-        ConfigError, match='sessions = "closed", but the trace tells neither pauses nor when answers came'
-    ):
-        read(BAILIAN, sessions="closed")
 
 
 def dynamo(session: str, received_ms: int, total_ms: float, number: int, parent: str = "") -> dict:
@@ -197,40 +178,9 @@ def test_columns_that_a_workload_has_count_in_every_format(read) -> None:
     assert (second.tenant, second.priority, second.max_tokens) == ("default", 0, 0)
 
 
-def test_a_column_without_a_meaning_is_refused_until_it_is_ignored(read) -> None:
+def test_a_column_without_a_meaning_may_be_ignored(read) -> None:
     rows = [{"timestamp": 0, "input_length": 6, "output_length": 2, "user": "u", "region": "eu"}]
-    with pytest.raises(
-        ConfigError,
-        match=r'line 1: .* mooncake gives no meaning to column "user", "region".*ignore = \["user", "region"\]',
-    ):
-        read(rows)
     assert len(read(rows, ignore=("user", "region")).requests) == 1
-    with pytest.raises(ConfigError, match=r"line 2: .* column \"late\""):
-        read([{"input_length": 6, "output_length": 2}, {"input_length": 6, "output_length": 2, "late": 1}])
-
-
-@pytest.mark.parametrize(
-    ("rows", "keys", "words"),
-    [
-        ([{"a": 1}], {}, "line 1 is no request of a known format"),
-        ([{"input_length": 5}], {"format": "moncake"}, 'no such format.*Did you mean "mooncake"'),
-        ([{"input_length": 5}], {"format": "azure"}, "gives no meaning to column"),
-        ([{"input_length": 5, "hash_ids": [-1]}], {}, "a block id is a number from 0"),
-        ([{"input_length": 5, "context_mode": "other"}], {}, 'context_mode = "other" is not understood'),
-        ([{"input_length": 5, "timestamp": 1}, {"input_length": 5}], {}, "requests differ: some with times"),
-        (
-            [{"input_length": 5}, {"input_length": 5, "output_length": 1}],
-            {},
-            "requests differ: some with output lengths",
-        ),
-        ([{"turns": [{"text": "a", "image": "b"}]}], {"chars_per_token": 1.0}, "a turn has image"),
-        ([{"session_id": "s", "input_length": 5}], {"sessions": "open"}, "prompts go on from answers"),
-        ([{"input_length": 0, "output_length": 0}], {"failed": "drop"}, "holds no request"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_in_words(read, rows, keys, words) -> None:
-    with pytest.raises(ConfigError, match=words):
-        read(rows, **keys)
 
 
 def test_no_format_hides_another() -> None:

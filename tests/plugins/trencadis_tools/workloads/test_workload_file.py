@@ -165,52 +165,6 @@ def test_a_trace_file_alone_is_a_workload(load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", r"names no \[trace\] file and num_requests = 0"),
-        ("num_request = 4", r"num_request \(from .*mine.toml\): no such key.* Did you mean \"num_requests\"\?"),
-        ("num_requests = 4\n[arrivals]\nrates = 4", r"arrivals.rates .*no such key.*Known here: times, rate"),
-        ('num_requests = "four"', r"num_requests = 'four' .* must be a whole number"),
-        ("num_requests = -4", "num_requests"),
-        ("num_requests = true", "must be a whole number"),
-        (f"{DRAWN}[arrivals]\n", "cannot be read: Cannot declare"),
-        ("num_requests = 4\narrivals = 3", "arrivals = 3 .* must be a table"),
-        (DRAWN.replace("2.0", "-2.0"), r"\[arrivals\] \(from .*rate"),
-        (
-            DRAWN.replace("rate = 2.0", 'rate = 1\npattern = "burst"'),
-            r'did you mean "bursts"\? It must be one of: constant',
-        ),
-        (DRAWN.replace("rate = 2.0", ""), r"says no \[arrivals\] rate"),
-        (DRAWN.replace("rate = 2.0", 'times = "recorded"'), r'arrivals.times = "recorded", but there are none'),
-        (DRAWN.replace("output = 50", ""), r'lengths.output = "recorded" takes them from a trace, and there is none'),
-        (DRAWN.replace("output = 50", 'output = "resampled"'), 'lengths.output = "resampled" takes them from a trace'),
-        (DRAWN.replace("output = 50", 'output = "fixed"'), "must be one of: recorded, resampled"),
-        (DRAWN.replace("cv = 1.2", "cv = 0"), r"\[lengths.prompt\] .*cv"),
-        (f"{DRAWN}[priorities]\nshares = [1, 0]", "shares"),
-        (f"{DRAWN}[sessions]\nmax_context_tokens = 9", "cut_tokens = 0 must be from 1 to"),
-        (
-            'num_requests = 9\n[trace]\nfile = "trace.csv"',
-            'takes them from the requests of the trace as they are.*"resampled"',
-        ),
-        ('[trace]\nfile = "trace.csv"\n[arrivals]\ncv = 2.0', "says how times are drawn, but takes those of the trace"),
-        ('[trace]\nfile = "none.csv"', "no such trace file"),
-        (
-            '[trace]\nfile = "blocks.jsonl"\n[prefixes]\ntokens = 5',
-            "draws prefixes, but .* tells what prompts share",
-        ),
-        ('[trace]\nfile = "blocks.jsonl"\n[lengths]\nprompt = 5', "draws prompts, but requests of .* share blocks"),
-        ('[trace]\nfile = "trace.csv"\n[sessions]\nmean_turns = 2', "later answers have no length"),
-        ('base = "mine.toml"', "is its own base"),
-        ('base = "nothing"', "no such workload"),
-        ("base = 3", "must be text"),
-    ],
-)
-def test_a_file_that_says_no_workload_is_refused_in_words(load, text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        load(text)
-
-
-@pytest.mark.parametrize(
     ("columns", "table", "words"),
     [
         ('"tenant": "t"', "[tenants]\nnum = 2", "draws tenants, but .* tells them"),
@@ -236,13 +190,6 @@ def test_answers_that_no_one_recorded_must_be_described(load, tmp_path: Path) ->
         load('[trace]\nfile = "inputs.jsonl"')
     (only,) = load('[trace]\nfile = "inputs.jsonl"\n[lengths]\noutput = 20').requests
     assert (only.num_output_tokens, only.block_ids, only.arrival_s) == (20, (1,), 0.0)
-
-
-def test_a_name_that_there_is_not_lists_those_that_there_are() -> None:
-    with pytest.raises(
-        ConfigError, match=r'azur_code: no such workload. Did you mean "azure_code".*one of: azure_code'
-    ):
-        load_workload("azur_code")
 
 
 @pytest.mark.parametrize("name", builtin_names())

@@ -67,23 +67,6 @@ def test_a_written_workload_can_be_stretched_cut_and_given_another_seed(tmp_path
         load_workload(str(tmp_path / "chat.jsonl"), limit=-1)
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("nonsense", "line 2 is not what"),
-        ('{"request_id": "a"}', "line 2 is not what"),
-        ('{"request_id": "a", "arrival_s": 0, "num_prompt_tokens": 1, "num_output_tokens": 0}', "num_output_tokens"),
-        ('{"request_id": "a", "arrival_s": 0, "num_prompt_tokens": 1, "num_output_tokens": 1, "user": 3}', "user"),
-        ("", "holds no request"),
-    ],
-)
-def test_a_written_workload_that_was_broken_is_refused(tmp_path: Path, line: str, words: str) -> None:
-    file = tmp_path / "w.jsonl"
-    file.write_text(f'{{"workload": "w", "block_tokens": 16, "seed": 0}}\n{line}\n'.replace("\n\n", "\n"))
-    with pytest.raises(ConfigError, match=words):
-        load_workload(str(file))
-
-
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         write_workload(load_workload("dynamo_agents"), tmp_path / "none" / "w.jsonl")

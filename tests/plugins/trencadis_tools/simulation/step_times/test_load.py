@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from trencadis.errors import ConfigError
 from trencadis.records import Bucket, Phase, StepShape, UnifiedBucket
 from trencadis_tools.simulation.step_times import (
     BucketStepTimes,
@@ -47,42 +46,8 @@ def test_names_are_of_a_sheet_and_a_model_with_ranks_and_bounds():
     assert times.device_s(shape) < load_step_times("h100:llama_3_1_70b:tp4").device_s(shape)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("h100", "depend on the model"),
-        ("h100:llama_3_1_8b:tp0", "neither tpN nor one of"),
-        ("h100:llama_3_1_8b:fast", "neither tpN nor one of"),
-        ("h900:llama_3_1_8b", "no file, and no device sheet"),
-        ("nowhere.json", "holds no step times: FileNotFoundError"),
-    ],
-)
-def test_names_of_nothing_are_refused(name, message):
-    with pytest.raises(ConfigError, match=message):
-        load_step_times(name)
-
-
 def test_a_16_bit_model_is_held_as_float32_where_the_device_computes_in_nothing_else():
     assert read_model_sizes("demo").dtype == "bfloat16"
     held = load_step_times("cpu:demo").model
     assert (held.dtype, held.weight_bytes, held.activation_bytes) == ("float32", 4, 4)
     assert load_step_times("h100:demo").model == read_model_sizes("demo")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        "{",
-        '{"format": "other"}',
-        '{"format": "trencadis step times 1", "kind": "cubic"}',
-        '{"format": "trencadis step times 1", "kind": "linear", "coefficients": {"base_s": -1}}',
-        '{"format": "trencadis step times 1", "kind": "linear", "coefficients": {"speed": 1}}',
-        '{"format": "trencadis step times 1", "kind": "buckets", "coefficients": {}, "buckets": [["decode", 1, 1, 0.1]], "lines": {}}',
-    ],
-)
-def test_files_of_something_else_are_refused(text, tmp_path):
-    path = tmp_path / "times.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"times\.json holds no step times"):
-        load_step_times(path)

@@ -8,7 +8,6 @@ import attrs
 import pytest
 
 from support.step_records import TRUE, shapes, steps_of, write_steps
-from trencadis.errors import ConfigError
 from trencadis.records import Bucket, Phase, StepShape, UnifiedBucket
 from trencadis_tools.simulation.step_times import LinearStepTimes, read_records, steady, step_time_errors
 from trencadis_tools.simulation.step_times.records import kind_of
@@ -27,28 +26,6 @@ def test_half_a_last_line_is_left_out(tmp_path):
     path = Path(write_steps(steps_of(TRUE, shapes(3)), tmp_path / "steps.jsonl"))
     path.write_text(path.read_text() + '{"step":')
     assert len(read_records(path).steps) == 3
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([], "its first line"),
-        (['{"step": 1}'], "its first line"),
-        (["[1]"], "its first line"),
-        (['{"format": "trencadis steps 1"}', "{}", "{}"], "line 2 is no step: KeyError"),
-        (['{"format": "trencadis steps 1"}', "5", ""], "line 2 is no step: TypeError"),
-    ],
-)
-def test_other_files_are_refused_with_the_line(tmp_path, lines, message):
-    path = tmp_path / "steps.jsonl"
-    path.write_text("\n".join(lines))
-    with pytest.raises(ConfigError, match=message):
-        read_records(path)
-
-
-def test_a_file_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.jsonl"):
-        read_records(tmp_path / "nowhere.jsonl")
 
 
 def test_warm_up_and_compilations_are_left_out():

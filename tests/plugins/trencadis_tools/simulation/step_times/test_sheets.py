@@ -172,12 +172,6 @@ def test_every_sheet_says_where_its_numbers_are_from(name):
     assert sheet.peak_flops("float32" if name == "cpu" else "bfloat16") > 0
 
 
-def test_a_sheet_that_does_not_exist_is_refused_with_those_that_do():
-    with pytest.raises(ConfigError, match="no device sheet 'h900'") as caught:
-        read_sheet("h900")
-    assert "h100" in str(caught.value.hint)
-
-
 def test_drafts_are_multiplied_with_the_entries_of_their_sequence_and_read_them_once():
     sheet = SheetStepTimes(model=SMALL, device=ROUND)
     plain = sheet.parts(StepShape(num_decodes=3, num_decode_tokens=3, num_decode_context=60))
@@ -205,34 +199,6 @@ def test_a_sheet_of_ones_own_is_the_same_as_one_of_the_package(tmp_path):
     assert times == SheetStepTimes(model=LLAMA_2_7B, device=attrs.evolve(ROUND), tensor=2, form="roofline")
     with pytest.raises(ConfigError, match="depend on the model"):
         load_step_times(file)
-
-
-@pytest.mark.representatives(2, ci=13)
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            OWN + "bandwith_bytes_per_s = 1",
-            r'bandwith_bytes_per_s \(from own.toml\): no such key of a device sheet. Did you mean "bandwidth_byte',
-        ),
-        (OWN + "[factors]\nwaights = 1.0", r'factors.waights \(from own.toml\): no such key .* Did you mean "weights"'),
-        (OWN + "[factors]\nlayer_s = 11", "'layer_s' must be <= 10.0: 11"),
-        (OWN + "[factors]\nweights = -1", "'weights' must be >= 0.0: -1"),
-        (OWN.replace("bfloat16 =", "bf16 ="), 'flops.bf16 .* Did you mean "bfloat16"'),
-        (OWN.replace("2e12", "-2e12"), "'flops.float8' must be > 0.0"),
-        (OWN.replace("2e12", "inf"), "flops.float8 = inf .* must be a number"),
-        (OWN.replace("{ bfloat16 = 1e12, float8 = 2e12 }", "{}"), "flops must have the peak"),
-        (OWN.replace("{ bfloat16 = 1e12, float8 = 2e12 }", "1e12"), "flops = .* must be a table"),
-        (OWN.replace("bandwidth_bytes_per_s = 1e9", "bandwidth_bytes_per_s = true"), "= True .* must be a number"),
-        (OWN.replace("bandwidth_bytes_per_s = 1e9", ""), "own.toml: bandwidth_bytes_per_s is missing"),
-        (OWN.replace('"round"', "3"), "name = 3 .* must be text"),
-        ("a = " + "[" * 9999, "is no TOML"),
-    ],
-    ids=range(13),
-)
-def test_what_is_no_sheet_is_refused_by_key(text, words):
-    with pytest.raises(ConfigError, match=words):
-        parse_sheet(text, "own.toml")
 
 
 def test_a_file_that_is_too_large_for_a_sheet_is_refused_before_it_is_parsed(tmp_path):
