@@ -12,16 +12,20 @@ from typing import Any
 import pytest
 
 from trencadis.cli.main import main
-from trencadis.config import load_config
 from trencadis.errors import TrencadisError
 from trencadis.files import MAX_DEPTH, parse_json, parse_toml, read_bytes
-from trencadis.text.tokenizer import read_prefixes
 from trencadis_gaudi.fp8.measurements import read_measurements
 from trencadis_gaudi.fp8.methods import read_quant_config
 from trencadis_kv.codecs.key import read_key
+from trencadis_plugins.bucketing.from_file import read_bucket_file
 from trencadis_server.batch.files import read_output
+from trencadis_tools.compare.record import read_record
 from trencadis_tools.layout.model import read_plan_file
 from trencadis_tools.lock import read_lock
+from trencadis_tools.simulation import load_drafts
+from trencadis_tools.simulation.events import read_events
+from trencadis_tools.simulation.step_times import load_step_times, read_records
+from trencadis_tools.workloads import load_workload
 from trencadis_torch.parallel import placement, plan
 
 MANY = 100_000
@@ -200,6 +204,8 @@ OWN: dict[str, list[bytes]] = {
     "page": [b'trencadis_torch_expert_tokens_total{layer="x",expert="y"} z', b"{" * MANY],
 }
 
+SIMULATE = ("simulate", "--workload", "poisson", "--max-requests", "2")
+BUCKETS = ("buckets", "--bucketing.name", "from_file", "--bucketing.from_file.strict", "true")
 COMMANDS: dict[str, tuple[str, str, list[str]]] = {
     "config": ("configuration", ".toml", ["config", "--config", "FILE"]),
     "plugins": ("configuration", ".toml", ["plugins", "--config", "FILE"]),
@@ -210,36 +216,12 @@ COMMANDS: dict[str, tuple[str, str, list[str]]] = {
     "workload of TOML": ("workload file", ".toml", ["workload", "FILE"]),
     "workload of lines": ("written workload", ".jsonl", ["workload", "FILE"]),
     "trace": ("trace", ".jsonl", ["simulate", "--workload", "FILE", "--max-requests", "2"]),
-    "step times": (
-        "step times",
-        ".json",
-        ["simulate", "--workload", "poisson", "--max-requests", "2", "--step-times", "FILE"],
-    ),
-    "drafts": (
-        "drafts",
-        ".toml",
-        ["simulate", "--workload", "poisson", "--max-requests", "2", "--speculation.name", "ngram", "--drafts", "FILE"],
-    ),
-    "events": (
-        "events",
-        ".toml",
-        ["simulate", "--workload", "poisson", "--max-requests", "2", "--replicas", "2", "--events", "FILE"],
-    ),
+    "step times": ("step times", ".json", [*SIMULATE, "--step-times", "FILE"]),
+    "drafts": ("drafts", ".toml", [*SIMULATE, "--speculation.name", "ngram", "--drafts", "FILE"]),
+    "events": ("events", ".toml", [*SIMULATE, "--replicas", "2", "--events", "FILE"]),
     "fit": ("records", ".jsonl", ["bench", "fit", "--records", "FILE"]),
     "blocks": ("trace", ".jsonl", ["bench", "eviction", "--trace", "FILE"]),
-    "buckets": (
-        "bucket file",
-        ".txt",
-        [
-            "buckets",
-            "--bucketing.name",
-            "from_file",
-            "--bucketing.from_file.path",
-            "FILE",
-            "--bucketing.from_file.strict",
-            "true",
-        ],
-    ),
+    "buckets": ("bucket file", ".txt", [*BUCKETS, "--bucketing.from_file.path", "FILE"]),
     "expert-loads": ("page", ".txt", ["expert-loads", "FILE"]),
 }
 """Kind of file, its ending, and the command line."""
@@ -259,13 +241,14 @@ def outcome(arguments: list[str], file: str, capsys: pytest.CaptureFixture[str])
     return code
 
 
-@pytest.mark.representatives(2, ci=8)
+@pytest.mark.representatives(2, ci=len(COMMANDS))
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_bad_file_is_named_and_described(command, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.nightly)])  # of readers alone, all: below
+def test_a_bad_file_is_named_and_described(command, every, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kind, ending, arguments = COMMANDS[command]
     file = tmp_path / f"bad{ending}"
-    for content in (*ANYWHERE.values(), *OWN[kind]):
+    for content in [*OWN[kind], *ANYWHERE.values()][::every]:
         file.write_bytes(content)
         outcome(arguments, str(file), capsys)
 
@@ -292,7 +275,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.representatives(8, ci=len(COMMANDS) * len(PLACES))
+@pytest.mark.representatives(8, ci=2 * len(COMMANDS))
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_no_file_is_named_and_described(command, place, tmp_path, capsys, monkeypatch):
@@ -301,38 +284,43 @@ def test_what_is_no_file_is_named_and_described(command, place, tmp_path, capsys
     assert outcome(arguments, str(PLACES[place](tmp_path)), capsys) == 2
 
 
-READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "plan of layout": (".toml", lambda path: read_plan_file(path, "tensor_plan")),
-    "plan of layout in JSON": (".json", lambda path: read_plan_file(path, "tensor_plan")),
-    "plan of torch": (".toml", plan.read_plan_file),
-    "loads of experts": (".json", placement.read_loads),
-    "quantiser of Gaudi": (".json", read_quant_config),
-    "measurements of Gaudi": (".json", read_measurements),
-    "lock": (".lock", lambda path: read_lock(Path(path))),
-    "prefixes": (
-        ".txt",
-        lambda path: read_prefixes(load_config(environ={}, overrides={"cache.shared_prefixes": [f"@{path}"]}).config),
-    ),
-    "key": (".txt", lambda path: read_key(file=path)),
-    "output of a batch": (".jsonl", lambda path: read_output(Path(path))),
+READERS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "plan of layout": (".toml", lambda path: read_plan_file(str(path), "tensor_plan"), ""),
+    "plan of layout in JSON": (".json", lambda path: read_plan_file(str(path), "tensor_plan"), ""),
+    "plan of torch": (".toml", lambda path: plan.read_plan_file(str(path)), ""),
+    "loads of experts": (".json", lambda path: placement.read_loads(str(path)), ""),
+    "quantiser of Gaudi": (".json", lambda path: read_quant_config(str(path)), ""),
+    "measurements of Gaudi": (".json", lambda path: read_measurements(str(path)), ""),
+    "key": (".txt", lambda path: read_key(file=str(path)), ""),
+    "output of a batch": (".jsonl", read_output, ""),
+    "lock": (".lock", read_lock, "lock"),
+    "step times": (".json", load_step_times, "step times"),
+    "trace": (".jsonl", lambda path: load_workload(str(path)), "trace"),
+    "workload of TOML": (".toml", lambda path: load_workload(str(path)), "workload file"),
+    "workload of lines": (".jsonl", lambda path: load_workload(str(path)), "written workload"),
+    "drafts": (".toml", lambda path: load_drafts(str(path)), "drafts"),
+    "events": (".toml", read_events, "events"),
+    "records": (".jsonl", read_records, "records"),
+    "record of a comparison": (".json", read_record, "record of a comparison"),
+    "buckets": (".txt", lambda path: read_bucket_file(path, strict=True), "bucket file"),
 }
-"""Files that a setting names, each by the function that reads it: the commands that do so load a model first."""
+"""Files by the function that reads them, with their ending and the kind of files that are wrong for it alone."""
 
 
 @pytest.mark.representatives(len(READERS))
 @pytest.mark.parametrize("name", READERS)
-def test_a_bad_file_of_a_setting_is_named_and_described(name, tmp_path):
-    ending, read = READERS[name]
+def test_a_reader_raises_nothing_but_an_error_in_words(name, tmp_path):
+    ending, read, kind = READERS[name]
     file = tmp_path / f"bad{ending}"
-    for content in ANYWHERE.values():
+    for content in (*ANYWHERE.values(), *OWN.get(kind, ())):
         file.write_bytes(content)
         with contextlib.suppress(TrencadisError):
-            read(str(file))
+            read(file)
     for place in PLACES.values():
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         with contextlib.suppress(TrencadisError):
-            read(str(place(folder)))
+            read(place(folder))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def _tables(noun: str, method: str, mode: str) -> dict[str, Any]:
     return {**NEEDS.get(noun, {}), noun: table}
 
 
-@pytest.mark.representatives(2, ci=30)
+@pytest.mark.representatives(2, ci=12)
 @pytest.mark.parametrize(("noun", "method", "mode"), list(_cases()))
 def test_texts_are_the_same_and_the_engine_goes_on(
     noun: str, method: str, mode: str, caplog: pytest.LogCaptureFixture

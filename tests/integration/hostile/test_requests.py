@@ -6,6 +6,7 @@ A case that fails is named ``SEED:INDEX …``; ``python benchmarks/soak/hostile.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,7 @@ def assert_unharmed(server: Server, engine: int | None) -> None:
     assert held_s < MOST_HELD_S
 
 
-@pytest.mark.parametrize("num_cases", [60, pytest.param(200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_cases", [40, pytest.param(200, marks=pytest.mark.nightly)])
 def test_bad_requests_are_refused_and_harm_nobody(server: Server, bad: BadRequests, num_cases: int) -> None:
     attack = Attack(bad, server.port, server.admin_port, at_once=4, raw_share=0.0)
     undisturbed, engine = asyncio.run(texts(server)), server.engine_pid()
@@ -115,7 +116,7 @@ def document() -> Any:
 def test_a_case_depends_on_seed_and_index_alone() -> None:
     found = document()
     one, other = BadRequests(5, found), BadRequests(5, found)
-    assert [one.case(index) for index in range(40)] == [other.case(index) for index in reversed(range(40))][::-1]
+    assert [one.case(index) for index in range(8)] == [other.case(index) for index in reversed(range(8))][::-1]
     assert one.case(7) != BadRequests(6, found).case(7)
 
 
@@ -123,14 +124,17 @@ def test_the_series_tries_every_kind_and_every_field_of_the_document() -> None:
     found = document()
     series = BadRequests(1, found, kinds=("wrong_type", "edge", "combination"))
     tried: dict[str, set[str]] = {path: set() for path in series.bodies}
-    for index in range(3000):
+    for index in itertools.count():
         case = series.case(index)
         tried[case.path] |= set(case.name.split()[-1].split("+"))
-    assert {
-        path: fields.keys() - tried[path] for path, fields in series.bodies.items() if fields.keys() - tried[path]
-    } == {}
+        missing = {path: fields.keys() - tried[path] for path, fields in series.bodies.items()}
+        if not any(missing.values()):
+            break
+        assert index < 3000, missing
     everything = BadRequests(1, found)
-    assert {everything.case(index).name.split()[1] for index in range(400)} == KINDS.keys()
+    kinds = (everything.case(index).name.split()[1] for index in range(400))
+    seen: set[str] = set()
+    assert any(seen.add(kind) or seen == KINDS.keys() for kind in kinds), KINDS.keys() - seen
 
 
 def test_numbers_without_end_and_half_surrogates_are_written_as_they_are() -> None:
