@@ -25,29 +25,7 @@ def in_zoo(name: str, tmp_path: Path) -> dict[str, Any]:
 
 
 @over_the_zoo
-def test_texts_are_the_same_streamed_and_whole_and_stop_where_they_should(
-    serve: Callable[..., Any], tmp_path: Path, name: str
-) -> None:
-    tokenizer = zoo_tokenizer(name)
-    body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "return_token_ids": True}
-
-    async def use(api: Any) -> Any:
-        whole = (await api.ok(PATH, **body))["choices"][0]
-        events = [event["choices"][0] for event in await api.events(PATH, **body)]
-        stop = whole["text"][len(whole["text"]) // 2 :][:3]
-        return whole, events, stop, (await api.ok(PATH, **body, stop=stop))["choices"][0]
-
-    whole, events, stop, stopped = serve(use, **in_zoo(name, tmp_path))
-    prompt = tokenizer.encode(PROMPT)
-    both = tokenizer.decode([*prompt, *whole["token_ids"]], skip_special_tokens=True)
-    assert whole["text"] == both.removeprefix(tokenizer.decode(prompt, skip_special_tokens=True))
-    assert "".join(event["text"] for event in events) == whole["text"]
-    assert stop
-    assert (stopped["text"], stopped["stop_reason"]) == (whole["text"].partition(stop)[0], stop)
-
-
-@over_the_zoo
-def test_log_probabilities_have_all_alternatives_and_offsets_in_the_text(
+def test_texts_are_the_same_streamed_and_whole_stop_where_they_should_and_have_all_alternatives(
     serve: Callable[..., Any], tmp_path: Path, name: str
 ) -> None:
     tokenizer = zoo_tokenizer(name)
@@ -55,13 +33,19 @@ def test_log_probabilities_have_all_alternatives_and_offsets_in_the_text(
 
     async def use(api: Any) -> Any:
         whole = (await api.ok(PATH, **body))["choices"][0]
-        echoed = (await api.ok(PATH, **body, echo=True))["choices"][0]
-        return whole, echoed
+        events = [event["choices"][0] for event in await api.events(PATH, **body)]
+        stop = whole["text"][len(whole["text"]) // 2 :][:3]
+        stopped = (await api.ok(PATH, **body, stop=stop))["choices"][0]
+        return whole, events, stop, stopped, (await api.ok(PATH, **body, echo=True))["choices"][0]
 
-    tops = range(50)
-    whole, echoed = serve(use, **in_zoo(name, tmp_path))
-    ids, written = whole["token_ids"], whole["logprobs"]
-    assert [len(one) for one in written["top_logprobs"]] == [50 if token in tops else 51 for token in ids]
+    whole, events, stop, stopped, echoed = serve(use, **in_zoo(name, tmp_path))
+    prompt, ids, written = tokenizer.encode(PROMPT), whole["token_ids"], whole["logprobs"]
+    prompt_text = tokenizer.decode(prompt, skip_special_tokens=True)
+    assert whole["text"] == tokenizer.decode([*prompt, *ids], skip_special_tokens=True).removeprefix(prompt_text)
+    assert "".join(event["text"] for event in events) == whole["text"]
+    assert stop
+    assert (stopped["text"], stopped["stop_reason"]) == (whole["text"].partition(stop)[0], stop)
+    assert [len(one) for one in written["top_logprobs"]] == [50 if token < 50 else 51 for token in ids]
     assert all(token in one for token, one in zip(written["tokens"], written["top_logprobs"], strict=True))
     offsets = [*written["text_offset"], len(whole["text"])]
     assert offsets == sorted(offsets)
@@ -69,9 +53,8 @@ def test_log_probabilities_have_all_alternatives_and_offsets_in_the_text(
         text = tokenizer.token_bytes(token)
         if token not in tokenizer.special_token_ids and text.isascii() and end > start:
             assert text.decode().strip().removesuffix("@@") in whole["text"][start:end]
-    echoed_text = tokenizer.decode(tokenizer.encode(PROMPT), skip_special_tokens=True)
-    begin = len(tokenizer.encode(PROMPT))
-    assert echoed["logprobs"]["text_offset"][begin:] == [len(echoed_text) + one for one in written["text_offset"]]
+    echoed_offsets = echoed["logprobs"]["text_offset"][len(prompt) :]
+    assert echoed_offsets == [len(prompt_text) + one for one in written["text_offset"]]
 
 
 @pytest.mark.parametrize(

@@ -104,19 +104,18 @@ def test_the_store_is_required(fake_house):
         measured(house_of(fake_house, make))
 
 
-def test_prompts_are_as_long_as_the_model_takes(fake_house):
-    result = measured(house_of(fake_house, shared()), attrs.evolve(WORKLOAD, num_tokens=0, num_pairs=1))
-    assert result.num_tokens == 256 - 8
-
-
-def test_prompts_that_do_not_fit_are_refused_before_anything_is_measured(fake_house):
+def test_prompts_are_as_long_as_the_model_takes_and_what_does_not_fit_is_refused_before_anything_is_measured(
+    fake_house,
+):
+    house = house_of(fake_house, shared())
+    assert measured(house, attrs.evolve(WORKLOAD, num_tokens=0, num_pairs=1)).num_tokens == 256 - 8
     with pytest.raises(InvalidRequestError, match="at most 248"):
-        measured(house_of(fake_house, shared()), attrs.evolve(WORKLOAD, num_tokens=249))
-
-
-def test_an_encoder_is_refused(fake_house):
+        measured(house, attrs.evolve(WORKLOAD, num_tokens=249))
     with pytest.raises(InvalidRequestError, match="is an encoder"):
         measured(house_of(fake_house, shared(), generates=False))
+    for fields in ({"num_tokens": -1}, {"num_pairs": 0}):
+        with pytest.raises(ValueError, match=next(iter(fields))):
+            KVWorkload(**fields)
 
 
 def test_a_request_that_fails_ends_the_measurement(fake_house):
@@ -126,9 +125,3 @@ def test_a_request_that_fails_ends_the_measurement(fake_house):
 
     with pytest.raises(StepFailedError, match="no order today"):
         measured(house_of(fake_house, shared(), policy=Refuses))
-
-
-@pytest.mark.parametrize("fields", [{"num_tokens": -1}, {"num_pairs": 0}])
-def test_a_workload_that_makes_no_sense_is_refused(fields):
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        KVWorkload(**fields)

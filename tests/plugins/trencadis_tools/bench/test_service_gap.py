@@ -2,32 +2,18 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import numpy as np
+import pytest
 
+from trencadis.records import EngineTotals
+from trencadis_tools.bench.counts import counted_since
 from trencadis_tools.bench.service_gap import ServiceGap
 
 
 def serve(gap: ServiceGap, **costs: float) -> None:
     tenants = np.array([int(name[1:]) for name in costs], np.int64)
     gap.serve(tenants, np.array(list(costs.values())))
-
-
-def test_what_tenants_drift_apart_while_both_wait_is_counted() -> None:
-    gap = ServiceGap(2)
-    gap.waits(0)
-    gap.waits(1)
-    for _ in range(3):
-        serve(gap, t0=10.0, t1=4.0)
-    assert gap.largest == 18.0
-
-
-def test_swings_to_both_sides_add_up() -> None:
-    gap = ServiceGap(2)
-    gap.waits(0)
-    gap.waits(1)
-    serve(gap, t0=10.0)
-    serve(gap, t1=25.0)
-    assert gap.largest == 25.0
 
 
 def test_who_has_nothing_waiting_is_owed_nothing() -> None:
@@ -70,3 +56,13 @@ def test_it_is_the_largest_over_every_interval_by_definition() -> None:
                     )
                     largest = max(largest, abs(drift))
     assert gap.largest == largest > 7
+
+
+def test_every_total_of_an_engine_can_be_counted_between_two_readings_of_it() -> None:
+    before = {"steps": 3, "seconds": 0.5, "positions": (1, 2)}
+    after = {"steps": 10, "seconds": 0.75, "positions": (4, 2, 7)}
+    assert counted_since(before, after) == {"steps": 7, "seconds": 0.25, "positions": (3, 0, 7)}
+    with pytest.raises(ValueError, match="zip"):
+        counted_since(after, before)
+    totals = attrs.asdict(EngineTotals())
+    assert counted_since(totals, totals) == totals

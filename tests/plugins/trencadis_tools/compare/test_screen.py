@@ -28,7 +28,7 @@ COMMAND = (sys.executable, "-m", "trencadis")
     ],
     ids=["compare", "simulate"],
 )
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 def test_no_line_is_longer_than_the_terminal(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     (tmp_path / "load.toml").write_text(LOAD)
     screen = look_at([*COMMAND, *words, "--workload", "load.toml"], cwd=tmp_path)

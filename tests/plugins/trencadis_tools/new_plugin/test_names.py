@@ -12,23 +12,22 @@ def refusal(noun: str, name: str) -> str:
     return str(caught.value)
 
 
-def test_names_follow_from_noun_and_name():
-    names = PluginNames.read("scheduling", "lottery")
-    assert names.project == "trencadis-scheduling-lottery"
-    assert names.package == "trencadis_scheduling_lottery"
-    assert names.entry_point == "scheduling-lottery"
-    assert names.class_name == "Lottery"
-
-
 @pytest.mark.parametrize(
-    ("noun", "name"),
-    [("kv_connector", "fair_lottery2"), ("kv-connector", "fair-lottery2"), ("KV_Connector", "fair-lottery2")],
+    ("noun", "name", "project", "class_name"),
+    [
+        ("scheduling", "lottery", "scheduling-lottery", "Lottery"),
+        ("kv_connector", "fair_lottery2", "kv-connector-fair-lottery2", "FairLottery2"),
+        ("kv-connector", "fair-lottery2", "kv-connector-fair-lottery2", "FairLottery2"),
+        ("KV_Connector", "fair-lottery2", "kv-connector-fair-lottery2", "FairLottery2"),
+    ],
 )
-def test_dashes_and_underscores_are_the_same(noun, name):
+@pytest.mark.representatives(4)
+def test_names_follow_from_noun_and_name_with_dashes_or_underscores(noun, name, project, class_name):
     names = PluginNames.read(noun, name)
-    assert (names.noun, names.name) == ("kv_connector", "fair_lottery2")
-    assert names.project == "trencadis-kv-connector-fair-lottery2"
-    assert names.class_name == "FairLottery2"
+    assert names.project == f"trencadis-{project}"
+    assert names.package == f"trencadis_{project}".replace("-", "_")
+    assert names.entry_point == project
+    assert names.class_name == class_name
 
 
 def test_unknown_noun_is_refused_with_the_choices_and_a_suggestion():
@@ -36,20 +35,11 @@ def test_unknown_noun_is_refused_with_the_choices_and_a_suggestion():
     assert 'Did you mean "scheduling"?' in refusal("schedulin", "lottery")
 
 
-@pytest.mark.parametrize(
-    "name", ["", "Lottery", "2fast", "-x", "x-", "x__y", "a b", "a/b", "..", "lotterý", "x" * 25, "../../etc"]
-)
-def test_name_that_is_no_plain_word_is_refused(name):
-    assert "Use lower-case letters" in refusal("scheduling", name)
+PLAIN = ("", "Lottery", "2fast", "-x", "x-", "x__y", "a b", "a/b", "..", "lotterý", "x" * 25, "../../etc")
+TAKEN = ("auto", "none", "options", "config", "lambda", "class", "bucket", "step-stats", "names")
 
 
-@pytest.mark.parametrize(
-    "name", ["auto", "none", "options", "config", "lambda", "class", "bucket", "step-stats", "names"]
-)
-def test_name_with_another_meaning_is_refused(name):
-    assert "another meaning" in refusal("scheduling", name)
-
-
-def test_message_of_a_refused_name_allows_what_is_accepted():
-    assert PluginNames.read("scheduling", "fair_lottery").name == PluginNames.read("scheduling", "fair-lottery").name
+def test_a_name_that_is_no_plain_word_or_has_another_meaning_is_refused():
+    for names, words in ((PLAIN, "Use lower-case letters"), (TAKEN, "another meaning")):
+        assert [name for name in names if words not in refusal("scheduling", name)] == []
     assert "single dashes or underscores" in refusal("scheduling", "fair__lottery")
