@@ -89,12 +89,12 @@ def test_the_final_message_is_continued_where_it_ends(tokenizer: Tokenizer) -> N
 
 def test_the_event_loop_does_not_wait_for_a_template(tokenizer: Tokenizer) -> None:
     async def use() -> None:
-        shows = Shows(tokenizer, "said{# here, where nothing has tried it #}")
+        shows = Shows(tokenizer, "{{ messages[0].content }}{# here, where nothing has tried it #}")
         message = ChatMessage(role="user", content="x")
         encoding = asyncio.ensure_future(encode_messages([message], tokenizer=shows, encoder=FairThreads()))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not encoding.done()
-        assert tokenizer.decode(await encoding) == "said"
+        assert tokenizer.decode(await encoding) == "x"
 
     asyncio.run(use())
