@@ -1,4 +1,4 @@
-"""A small engine that buckets are made for, and a way to look at those of one phase."""
+"""A small engine that buckets are made for, and ways to look at a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from trencadis.records import Bucket, BucketLimits, Phase
 
-__all__ = ["SMALL", "of_phase"]
+__all__ = ["SMALL", "fields", "of_phase"]
 
 SMALL = BucketLimits(
     block_size=128,
@@ -24,3 +24,8 @@ SMALL = BucketLimits(
 def of_phase(buckets: Iterable[Bucket], phase: Phase) -> list[Bucket]:
     """Return the buckets of a phase, in order. Pure."""
     return [bucket for bucket in buckets if bucket.phase is phase]
+
+
+def fields(buckets: Iterable[Bucket]) -> list[tuple[int, int, int]]:
+    """Return batch size, query length and blocks of each bucket. Pure."""
+    return [(bucket.batch_size, bucket.query_len, bucket.num_blocks) for bucket in buckets]

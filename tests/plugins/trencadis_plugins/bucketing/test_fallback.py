@@ -3,21 +3,12 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from support.strategies.bucket_cases import SMALL
+from trencadis.records import Bucket, Phase, Shape
 from trencadis_plugins.bucketing.fallback import fallback_bucket, fallback_size, max_decode_blocks
 from trencadis_plugins.bucketing.prompt_rules import PromptRules
 
-LIMITS = BucketLimits(
-    block_size=128,
-    max_model_len=4096,
-    max_num_seqs=16,
-    max_num_batched_tokens=1024,
-    max_prefill_batch_size=8,
-    num_blocks=300,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
-)
+LIMITS = attrs.evolve(SMALL, max_model_len=4096, max_num_seqs=16, max_prefill_batch_size=8, num_blocks=300)
 
 
 def test_decode_reads_the_cache_or_all_tables():
@@ -80,30 +71,22 @@ def test_fallback_covers_within_caps_and_budget(shape, bucket):
     assert fallback_bucket(shape, LIMITS) == bucket
 
 
-def test_fallback_gives_up_rounding_the_batch_before_the_query_where_that_is_enough():
-    limits = attrs.evolve(LIMITS, max_num_batched_tokens=1152)
-    assert fallback_bucket(Shape(3, 300, 0), limits) == Bucket(3, 300, 0)
-    assert fallback_bucket(Shape(3, 383, 0), attrs.evolve(limits, max_model_len=384)) == Bucket(3, 384, 0)
-
-
-def test_fallback_of_a_contiguous_decode_ends_with_the_cache():
-    limits = attrs.evolve(LIMITS, contiguous=True)
-    assert fallback_bucket(Shape(2, 1, 299, Phase.DECODE), limits).num_blocks == 300
-
-
-def test_fallback_rounds_blocks_in_steps_of_32():
-    limits = attrs.evolve(LIMITS, max_model_len=65536)
-    assert fallback_bucket(Shape(1, 31, 31), limits) == Bucket(1, 128, 128)
-
-
-def test_fallback_counts_a_last_block_that_is_partly_full():
-    limits = attrs.evolve(LIMITS, max_model_len=32 * 128 + 2)
-    assert fallback_bucket(Shape(1, 1, 32), limits).num_blocks == 33
-
-
-def test_fallback_of_a_decode_with_drafts_takes_the_longest_query():
-    limits = attrs.evolve(LIMITS, max_draft_tokens=3)
-    assert fallback_bucket(Shape(1, 2, 300, Phase.DECODE), limits).query_len == 4
+@pytest.mark.parametrize(
+    ("changes", "shape", "bucket"),
+    [
+        # the batch is rounded no longer before the query where that is enough
+        ({"max_num_batched_tokens": 1152}, Shape(3, 300, 0), Bucket(3, 300, 0)),
+        ({"max_num_batched_tokens": 1152, "max_model_len": 384}, Shape(3, 383, 0), Bucket(3, 384, 0)),
+        # a contiguous decode ends with the cache, and its blocks are rounded in steps of 32
+        ({"contiguous": True}, Shape(2, 1, 299, Phase.DECODE), Bucket(4, 1, 300, Phase.DECODE)),
+        ({"max_model_len": 65536}, Shape(1, 31, 31), Bucket(1, 128, 128)),
+        # a last block that is partly full counts; drafts take the longest query
+        ({"max_model_len": 32 * 128 + 2}, Shape(1, 1, 32), Bucket(1, 1, 33)),
+        ({"max_draft_tokens": 3}, Shape(1, 2, 300, Phase.DECODE), Bucket(1, 4, 448, Phase.DECODE)),
+    ],
+)
+def test_fallback_follows_the_limits(changes, shape, bucket):
+    assert fallback_bucket(shape, attrs.evolve(LIMITS, **changes)) == bucket
 
 
 @pytest.mark.parametrize(

@@ -3,30 +3,12 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from support.strategies.bucket_cases import SMALL, fields
+from trencadis.records import Bucket, Phase, Shape
 from trencadis_plugins.bucketing.filled import fill_range, filled_decode_buckets, filled_prefill_buckets, filled_sizes
 
-LIMITS = BucketLimits(
-    block_size=128,
-    max_model_len=1024,
-    max_num_seqs=4,
-    max_num_batched_tokens=1024,
-    max_prefill_batch_size=1,
-    num_blocks=5781,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
-)
 QUERIES = range(128, 1025, 128)
 BLOCKS = [128, 256, 384, 512, 640, 768, 896, 1024, 1408, 1792, 2432, 3328, 4352, 5888]
-
-
-def fields(buckets):
-    return [(bucket.batch_size, bucket.query_len, bucket.num_blocks) for bucket in buckets]
-
-
-def test_range_rounds_its_end_up_to_the_step():
-    assert fill_range(128, 128, 5781, 14) == BLOCKS
 
 
 @pytest.mark.parametrize(("maximum", "same"), [(5760, False), (5761, True), (5790, True), (5791, False)])
@@ -52,9 +34,6 @@ def test_thirty_cache_sizes_have_the_same_counts(maximum, same):
 )
 def test_range_fills_coinciding_sizes_up(arguments, sizes):
     assert fill_range(*arguments) == sizes
-
-
-def test_contiguous_range_ends_with_the_cache():
     assert fill_range(128, 128, 5781, 14, exact_end=True) == [*BLOCKS[:-1], 5781]
 
 
@@ -63,15 +42,8 @@ def test_range_of_no_size_is_refused():
         fill_range(1, 1, 8, 0)
 
 
-def test_prefill_lists_every_context_that_a_query_leaves_room_for():
-    buckets = filled_prefill_buckets(LIMITS, batch_sizes=[1], query_lens=QUERIES)
-    expected = [(1, query, context) for query in range(128, 1025, 128) for context in range((1024 - query) // 128 + 1)]
-    assert fields(buckets) == expected
-    assert len(buckets) == 36
-
-
 def test_prefill_counts_the_context_against_the_token_budget():
-    limits = attrs.evolve(LIMITS, max_num_batched_tokens=600, max_prefill_batch_size=2)
+    limits = attrs.evolve(SMALL, max_num_batched_tokens=600, max_prefill_batch_size=2)
     buckets = filled_prefill_buckets(limits, batch_sizes=[1, 2], query_lens=QUERIES)
     assert fields(buckets) == [
         (1, 128, 0), (1, 128, 1), (1, 128, 2), (1, 128, 3),
@@ -84,7 +56,7 @@ def test_prefill_counts_the_context_against_the_token_budget():
 
 
 def test_prefill_context_ends_with_the_model():
-    limits = attrs.evolve(LIMITS, max_model_len=512, max_num_batched_tokens=4096)
+    limits = attrs.evolve(SMALL, max_model_len=512, max_num_batched_tokens=4096)
     buckets = filled_prefill_buckets(limits, batch_sizes=[1], query_lens=QUERIES)
     assert fields(buckets) == [
         (1, query, context) for query in (128, 256, 384, 512) for context in range(5 - query // 128)
@@ -92,24 +64,17 @@ def test_prefill_context_ends_with_the_model():
 
 
 def test_prefill_has_no_context_without_prefix_caching():
-    limits = attrs.evolve(LIMITS, prefix_caching=False)
+    limits = attrs.evolve(SMALL, prefix_caching=False)
     assert {bucket.num_blocks for bucket in filled_prefill_buckets(limits, batch_sizes=[1], query_lens=QUERIES)} == {0}
 
 
 def test_prefill_of_a_budget_below_a_block_is_empty():
-    limits = attrs.evolve(LIMITS, max_num_batched_tokens=100)
+    limits = attrs.evolve(SMALL, max_num_batched_tokens=100)
     assert filled_prefill_buckets(limits, batch_sizes=[1], query_lens=QUERIES) == ()
 
 
-def test_decode_is_every_batch_with_every_count():
-    buckets = filled_decode_buckets(LIMITS, batch_sizes=[1, 2, 4], num_blocks=BLOCKS, flat_drafts=False)
-    assert fields(buckets) == [(batch_size, 1, count) for batch_size in (1, 2, 4) for count in BLOCKS]
-    assert len(buckets) == 42
-    assert {bucket.phase for bucket in buckets} == {Phase.DECODE}
-
-
 def test_decode_with_drafts_has_longer_queries_or_more_rows():
-    limits = attrs.evolve(LIMITS, max_draft_tokens=1)
+    limits = attrs.evolve(SMALL, max_draft_tokens=1)
     longer = filled_decode_buckets(limits, batch_sizes=[4], num_blocks=[5781], flat_drafts=False)
     flat = filled_decode_buckets(limits, batch_sizes=[4], num_blocks=[5781], flat_drafts=True)
     assert longer == (Bucket(4, 1, 5781, Phase.DECODE), Bucket(4, 2, 5781, Phase.DECODE))

@@ -8,23 +8,22 @@ from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.strategies.bucket_cases import SMALL, fields
 from trencadis.errors import ConfigValueError
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis.records import Bucket, Phase, Shape
 from trencadis_plugins.bucketing.config import FromFileConfig
 from trencadis_plugins.bucketing.exponential import Exponential
 from trencadis_plugins.bucketing.from_file import FromFile, read_bucket_file, write_bucket_file
 from trencadis_testing.bucketing import SAMPLE_LIMITS, BucketingConformance
 
-LIMITS = BucketLimits(
-    block_size=128,
+LIMITS = attrs.evolve(
+    SMALL,
     max_model_len=4096,
     max_num_seqs=256,
     max_num_batched_tokens=8192,
     max_prefill_batch_size=4,
     num_blocks=3000,
     contiguous=True,
-    prefix_caching=True,
-    max_draft_tokens=0,
 )
 BOTH = "(1, 128, 0)\n(1, 1, 128)\n"
 
@@ -39,10 +38,6 @@ def written(tmp_path):
         return str(path)
 
     return write
-
-
-def fields(buckets):
-    return [(bucket.batch_size, bucket.query_len, bucket.num_blocks) for bucket in buckets]
 
 
 class TestFromFile(BucketingConformance):
@@ -117,19 +112,6 @@ def test_invalid_line_is_skipped_with_its_number_and_what_is_wrong(written, capl
         read_bucket_file(path, strict=True)
 
 
-@settings(max_examples=300, phases=[Stage.explicit, Stage.generate])
-@given(st.text(alphabet="()[]range, 0123456789-+'\"#.x\t\u00e9\x0b", max_size=40))
-def test_no_line_crashes_the_reader(tmp_path_factory, line):
-    path = tmp_path_factory.getbasetemp() / "any.txt"
-    path.write_text(line, encoding="utf-8")
-    logging.getLogger("trencadis_plugins").setLevel(logging.ERROR)
-    try:
-        buckets = read_bucket_file(path)
-    finally:
-        logging.getLogger("trencadis_plugins").setLevel(logging.NOTSET)
-    assert all(bucket.batch_size >= 1 and bucket.query_len >= 1 and bucket.num_blocks >= 0 for bucket in buckets)
-
-
 NUMBER = st.integers(-3, 300).map(str)
 ITEM = st.one_of(
     NUMBER,
@@ -182,53 +164,46 @@ class Named(logging.Handler):
 
 
 @settings(max_examples=150, phases=[Stage.explicit, Stage.generate])
-@given(st.binary(max_size=60))
+@given(
+    st.binary(max_size=60) | st.text(alphabet="()[]range, 0123456789-+'\"#.x\t\u00e9\x0b", max_size=40).map(str.encode)
+)
 def test_no_file_crashes_the_reader(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any.bin"
     path.write_bytes(content)
-    logging.getLogger("trencadis_plugins").setLevel(logging.ERROR)
     reason = ""
     try:
-        read_bucket_file(path)
+        buckets = read_bucket_file(path)
+        assert all(bucket.batch_size >= 1 and bucket.query_len >= 1 and bucket.num_blocks >= 0 for bucket in buckets)
     except ConfigValueError as error:
         reason = str(error)
-    finally:
-        logging.getLogger("trencadis_plugins").setLevel(logging.NOTSET)
     assert not reason or "it is no text" in reason
 
 
-def test_all_invalid_lines_are_named_at_once(written):
-    with pytest.raises(ConfigValueError, match=r"line 1: .*; line 4: "):
-        read_bucket_file(written(f"x\n{BOTH}(1)\n"), strict=True)
-
-
-def test_missing_file_is_refused_with_its_path(tmp_path):
-    with pytest.raises(ConfigValueError, match=r'path = ".*missing.txt": .*No such file.*Give a text file'):
-        read_bucket_file(tmp_path / "missing.txt")
-
-
-def test_file_that_is_no_text_is_refused(tmp_path):
-    path = tmp_path / "binary"
-    path.write_bytes(b"\xff\xfe\x00(1, 2, 3)")
-    with pytest.raises(ConfigValueError, match="Give a text file"):
-        read_bucket_file(path)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (f"x\n{BOTH}(1)\n".encode(), r"line 1: .*; line 4: "),
+        (
+            "\n".join(f"({i}, range(2, 202), range(0, 200))" for i in range(1, 5)).encode(),
+            "100000 buckets up to line 3",
+        ),
+        (b"\xff\xfe\x00(1, 2, 3)", "it is no text.*Give a text file"),
+        (None, r'path = ".*buckets.txt": .*No such file.*Give a text file'),
+    ],
+    ids=["all invalid lines at once", "more than any device prepares", "no text", "no file"],
+)
+def test_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, content, message):
+    path = tmp_path / "buckets.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigValueError, match=message):
+        read_bucket_file(path, strict=True)
 
 
 def test_byte_order_mark_and_foreign_line_ends_are_no_fault(tmp_path):
     path = tmp_path / "buckets.txt"
     path.write_bytes(b"\xef\xbb\xbf(1, 128, 0)\r\n(1, 1, 128)\r\n")
-    assert fields(read_bucket_file(path, strict=True)) == [(1, 128, 0), (1, 1, 128)]
-
-
-def test_more_buckets_than_any_device_prepares_are_refused(written):
-    lines = "\n".join(f"({i}, range(2, 202), range(0, 200))" for i in range(1, 5))
-    with pytest.raises(ConfigValueError, match="more than 100000 buckets up to line 3"):
-        read_bucket_file(written(lines))
-
-
-def test_query_of_one_token_is_decode(written):
-    buckets = read_bucket_file(written("(2, [1, 2], 5)"))
-    assert [(bucket.query_len, bucket.phase) for bucket in buckets] == [(2, Phase.PREFILL), (1, Phase.DECODE)]
+    assert read_bucket_file(path, strict=True) == (Bucket(1, 128, 0), Bucket(1, 1, 128, Phase.DECODE))
 
 
 def test_listed_buckets_are_prepared_and_used(written):

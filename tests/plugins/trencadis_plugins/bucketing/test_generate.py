@@ -5,7 +5,8 @@ import logging
 import attrs
 import pytest
 
-from trencadis.records import Bucket, BucketLimits, Phase
+from support.strategies.bucket_cases import SMALL, fields
+from trencadis.records import Bucket, Phase
 from trencadis_plugins.bucketing.generate import (
     corrected,
     decode_buckets,
@@ -17,21 +18,9 @@ from trencadis_plugins.bucketing.generate import (
     with_drafts,
 )
 
-LIMITS = BucketLimits(
-    block_size=16,
-    max_model_len=64,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    max_prefill_batch_size=4,
-    num_blocks=20,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
+LIMITS = attrs.evolve(
+    SMALL, block_size=16, max_model_len=64, max_num_batched_tokens=64, max_prefill_batch_size=4, num_blocks=20
 )
-
-
-def fields(buckets):
-    return [(bucket.batch_size, bucket.query_len, bucket.num_blocks) for bucket in buckets]
 
 
 def test_prefill_combinations_above_budget_length_or_context_are_left_out():
@@ -40,31 +29,32 @@ def test_prefill_combinations_above_budget_length_or_context_are_left_out():
     assert {bucket.phase for bucket in buckets} == {Phase.PREFILL}
 
 
-def test_prefill_is_empty_where_no_combination_is_legal():
-    assert prefill_buckets(LIMITS, batch_sizes=[1], query_lens=[128], context_blocks=[0, 1]) == ()
-
-
-def test_largest_context_is_what_a_long_query_leaves_of_a_long_model():
-    limits = attrs.evolve(LIMITS, max_model_len=8192, max_num_batched_tokens=4096)
-    buckets = prefill_buckets(limits, batch_sizes=[1], query_lens=[16, 4096], context_blocks=[0, 500])
-    assert fields(buckets) == [(1, 16, 0), (1, 16, 511), (1, 4096, 0), (1, 4096, 256)]
-
-
-def test_query_as_long_as_the_model_leaves_no_context():
-    limits = attrs.evolve(LIMITS, max_model_len=8192, max_num_batched_tokens=8192)
-    assert prefill_buckets(limits, batch_sizes=[1], query_lens=[8192], context_blocks=[9]) == (Bucket(1, 8192, 0),)
-
-
-def test_context_may_end_in_a_block_that_is_partly_full():
-    limits = attrs.evolve(LIMITS, max_model_len=4 * 16 + 2)
-    buckets = prefill_buckets(limits, batch_sizes=[1], query_lens=[16], context_blocks=[4, 5, 6])
-    assert fields(buckets) == [(1, 16, 4), (1, 16, 5)]
-
-
-def test_largest_context_is_literal_in_a_short_model():
-    limits = attrs.evolve(LIMITS, max_model_len=8191, max_num_batched_tokens=4096)
-    buckets = prefill_buckets(limits, batch_sizes=[1], query_lens=[16, 4096], context_blocks=[0, 500])
-    assert fields(buckets) == [(1, 16, 0), (1, 16, 500), (1, 4096, 0), (1, 4096, 500)]
+@pytest.mark.parametrize(
+    ("changes", "queries", "contexts", "expected"),
+    [
+        ({}, [128], [0, 1], []),
+        # the largest context is what a long query leaves of a long model, and literal in a shorter one
+        (
+            {"max_model_len": 8192, "max_num_batched_tokens": 4096},
+            [16, 4096],
+            [0, 500],
+            [(16, 0), (16, 511), (4096, 0), (4096, 256)],
+        ),
+        (
+            {"max_model_len": 8191, "max_num_batched_tokens": 4096},
+            [16, 4096],
+            [0, 500],
+            [(16, 0), (16, 500), (4096, 0), (4096, 500)],
+        ),
+        ({"max_model_len": 8192, "max_num_batched_tokens": 8192}, [8192], [9], [(8192, 0)]),
+        # it may end in a block that is partly full
+        ({"max_model_len": 4 * 16 + 2}, [16], [4, 5, 6], [(16, 4), (16, 5)]),
+    ],
+)
+def test_context_is_what_the_model_has_room_for(changes, queries, contexts, expected):
+    limits = attrs.evolve(LIMITS, **changes)
+    buckets = prefill_buckets(limits, batch_sizes=[1], query_lens=queries, context_blocks=contexts)
+    assert fields(buckets) == [(1, *one) for one in expected]
 
 
 def test_largest_context_stays_below_a_maximum_by_hand():
@@ -85,41 +75,11 @@ def test_contiguous_decode_keeps_all_combinations_and_adds_the_whole_cache():
     assert fields(buckets) == [(1, 1, 1), (1, 1, 8), (1, 1, 20), (4, 1, 1), (4, 1, 8), (4, 1, 20)]
 
 
-def test_drafts_add_longer_queries_to_each_bucket():
-    limits = attrs.evolve(LIMITS, max_draft_tokens=2)
-    assert fields(decode_buckets(limits, batch_sizes=[2], num_blocks=[4])) == [(2, 1, 4), (2, 2, 4), (2, 3, 4)]
-
-
 @pytest.mark.parametrize(
     ("most", "lens"), [(0, [1]), (1, [1, 2]), (2, [1, 2, 3]), (3, [1, 2, 4]), (4, [1, 2, 4, 5]), (7, [1, 2, 4, 8])]
 )
 def test_query_lengths_of_decodes_double_up_to_the_longest(most, lens):
     assert list(decode_query_lens(attrs.evolve(LIMITS, max_draft_tokens=most))) == lens
-
-
-def test_flat_drafts_turn_thirteen_buckets_into_the_vendors_thirty_two():
-    limits = attrs.evolve(LIMITS, block_size=128, max_model_len=1024, num_blocks=300, max_draft_tokens=2)
-    sizes = [
-        (1, 1),
-        (1, 4),
-        (1, 8),
-        (2, 4),
-        (2, 8),
-        (2, 12),
-        (2, 16),
-        (4, 4),
-        (4, 8),
-        (4, 12),
-        (4, 16),
-        (4, 24),
-        (4, 32),
-    ]
-    seeds = [Bucket(batch_size, 1, count, Phase.DECODE) for batch_size, count in sizes]
-    buckets = with_drafts(seeds, limits, flat=True)
-    assert len(buckets) == 32
-    assert set(seeds) < set(buckets)
-    assert {bucket.query_len for bucket in buckets} == {1}
-    assert {bucket.batch_size for bucket in buckets} == {1, 2, 3, 4, 6, 12}
 
 
 def test_flattened_rows_read_the_blocks_once_if_there_is_one_for_each_and_once_each():
@@ -134,10 +94,13 @@ def test_no_drafts_add_nothing():
     assert with_drafts(seeds, LIMITS, flat=False) == with_drafts(seeds, LIMITS, flat=True) == seeds
 
 
-def test_decode_with_flat_drafts_starts_from_the_filtered_combinations():
+def test_drafts_add_to_the_filtered_combinations():
     limits = attrs.evolve(LIMITS, max_draft_tokens=1)
-    buckets = decode_buckets(limits, batch_sizes=[2], num_blocks=[1, 3], flat_drafts=True)
-    assert fields(buckets) == [(2, 1, 3), (4, 1, 6)]
+    longer, flat = (
+        decode_buckets(limits, batch_sizes=[2], num_blocks=[1, 3], flat_drafts=flag) for flag in (False, True)
+    )
+    assert fields(longer) == [(2, 1, 3), (2, 2, 3)]
+    assert fields(flat) == [(2, 1, 3), (4, 1, 6)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis.records import BucketLimits, Phase, Shape
 from trencadis_plugins.bucketing.config import ExponentialConfig, FromFileConfig, LinearConfig, UnifiedConfig
 from trencadis_plugins.bucketing.exponential import Exponential
 from trencadis_plugins.bucketing.from_file import FromFile
@@ -116,31 +116,3 @@ def test_every_legal_shape_runs_in_the_cheapest_prepared_bucket_or_in_a_fallback
                 assert bucket in fitting
                 assert padded_cost(bucket) == min(map(padded_cost, fitting))
             assert strategy.bucket_for(Shape(bucket.batch_size, bucket.query_len, bucket.num_blocks, phase)) == bucket
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("contiguous", [False, True])
-def test_whole_box_of_small_limits_is_covered(make, name, contiguous):
-    limits = BucketLimits(
-        block_size=4,
-        max_model_len=21,
-        max_num_seqs=3,
-        max_num_batched_tokens=9,
-        max_prefill_batch_size=2,
-        num_blocks=11,
-        contiguous=contiguous,
-        prefix_caching=True,
-        max_draft_tokens=1,
-    )
-    strategy = make(name, limits)
-    prefill = {Shape(b, q, c) for b in (1, 2) for q in range(1, 10) for c in range(6)}
-    decode = {
-        Shape(b, q, c, Phase.DECODE)
-        for b in (1, 2, 3)
-        for q in (1, 2)
-        for c in range(1, 12 if contiguous else 6 * b + 1)
-    }
-    for shape in prefill | decode:
-        bucket = strategy.bucket_for(shape)
-        assert type(bucket) is Bucket
-        assert bucket.covers(shape)

@@ -3,23 +3,12 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from support.strategies.bucket_cases import SMALL, of_phase
 from trencadis.errors import ConfigValueError
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis.records import Phase
 from trencadis_plugins.bucketing.config import LinearConfig
 from trencadis_plugins.bucketing.linear import Linear, linear_range
 from trencadis_testing.bucketing import BucketingConformance
-
-SMALL = BucketLimits(
-    block_size=128,
-    max_model_len=1024,
-    max_num_seqs=4,
-    max_num_batched_tokens=1024,
-    max_prefill_batch_size=1,
-    num_blocks=1519,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
-)
 
 
 class TestLinear(BucketingConformance):
@@ -66,52 +55,66 @@ def test_range_without_a_size_is_refused(arguments):
     ("case", "num_prefill", "num_decode"),
     [
         ({}, 64, 12),
-        ({"contiguous": True}, 64, 57),
+        ({"contiguous": True, "num_blocks": 1519}, 64, 57),
         (
             {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 32768, "num_blocks": 4127},
             16321,
             2390,
         ),
+        ({"max_num_seqs": 256, "max_num_batched_tokens": 128, "num_blocks": 4127, "contiguous": True}, 8, 520),
     ],
 )
 def test_table_is_as_large_as_the_vendors(case, num_prefill, num_decode):
     limits = attrs.evolve(SMALL, **case)
-    phases = [bucket.phase for bucket in Linear(SMALL).buckets(limits)]
-    assert phases.count(Phase.PREFILL) == num_prefill
-    assert phases.count(Phase.DECODE) == num_decode
+    table = Linear(SMALL).buckets(limits)
+    assert len(of_phase(table, Phase.PREFILL)) == num_prefill
+    assert len(of_phase(table, Phase.DECODE)) == num_decode
 
 
-def test_contiguous_table_of_a_large_engine_is_as_large_as_the_vendors():
-    limits = attrs.evolve(
-        SMALL,
-        max_num_seqs=256,
-        max_num_batched_tokens=128,
-        max_model_len=32768,
-        num_blocks=4127,
-        contiguous=True,
-    )
-    phases = [bucket.phase for bucket in Linear(SMALL).buckets(limits)]
-    assert phases.count(Phase.DECODE) == 520
+CACHE, FOUR = {"contiguous": True, "num_blocks": 300}, {"max_num_seqs": 4}
 
 
 @pytest.mark.parametrize(
-    ("config", "dimension", "phase", "expected"),
+    ("changes", "config", "dimension", "phase", "expected"),
     [
-        (LinearConfig(prompt_bs_min=2, prompt_bs_step=4, prompt_bs_max=8), "batch_size", Phase.PREFILL, [2, 4, 8]),
-        (LinearConfig(prompt_query_min=64, prompt_query_max=300), "query_len", Phase.PREFILL, [64, 128, 256]),
-        (LinearConfig(prompt_query_step=512), "query_len", Phase.PREFILL, [128, 256, 512, 1024]),
-        (LinearConfig(prompt_ctx_step=3), "num_blocks", Phase.PREFILL, [0, 3, 6]),
-        (LinearConfig(prompt_ctx_min=2, prompt_ctx_max=4), "num_blocks", Phase.PREFILL, [2, 3, 4]),
-        (LinearConfig(prompt_ctx_max=0), "num_blocks", Phase.PREFILL, [0]),
-        (LinearConfig(decode_bs_min=2, decode_bs_step=3), "batch_size", Phase.DECODE, [2, 3, 6]),
-        (LinearConfig(decode_bs_max=2), "batch_size", Phase.DECODE, [1, 2]),
-        (LinearConfig(decode_block_min=8, decode_block_step=16), "num_blocks", Phase.DECODE, [8, 16, 32, 48, 64]),
-        (LinearConfig(decode_block_max=16), "num_blocks", Phase.DECODE, [1, 2, 4, 8, 16]),
+        ({}, {"prompt_bs_min": 2, "prompt_bs_step": 4, "prompt_bs_max": 8}, "batch_size", Phase.PREFILL, [2, 4, 8]),
+        ({}, {"prompt_query_min": 64, "prompt_query_max": 300}, "query_len", Phase.PREFILL, [64, 128, 256]),
+        ({}, {"prompt_query_step": 512}, "query_len", Phase.PREFILL, [128, 256, 512, 1024]),
+        ({}, {"prompt_ctx_step": 3}, "num_blocks", Phase.PREFILL, [0, 3, 6]),
+        ({}, {"prompt_ctx_min": 2, "prompt_ctx_max": 4}, "num_blocks", Phase.PREFILL, [2, 3, 4]),
+        ({}, {"prompt_ctx_max": 0}, "num_blocks", Phase.PREFILL, [0]),
+        ({"max_model_len": 16384}, {"prompt_ctx_max": 0}, "num_blocks", Phase.PREFILL, [0]),
+        # a model shorter than a block keeps a bucket for its second chunk
+        ({"max_model_len": 100, "max_num_batched_tokens": 50}, {}, "num_blocks", Phase.PREFILL, [0, 1]),
+        ({}, {"decode_bs_min": 2, "decode_bs_step": 3}, "batch_size", Phase.DECODE, [2, 3, 6]),
+        ({}, {"decode_bs_max": 2}, "batch_size", Phase.DECODE, [1, 2]),
+        ({}, {"decode_block_min": 8, "decode_block_step": 16}, "num_blocks", Phase.DECODE, [8, 16, 32, 48, 64]),
+        ({}, {"decode_block_max": 16}, "num_blocks", Phase.DECODE, [1, 2, 4, 8, 16]),
+        # what is above the most is lowered to a step below it, at least one; a sequence has 8 blocks
+        (FOUR, {"decode_block_min": 5000, "decode_block_step": 12}, "num_blocks", Phase.DECODE, [8, 16, 32]),
+        (
+            FOUR,
+            {"decode_block_min": 20, "decode_block_max": 10, "decode_block_step": 4},
+            "num_blocks",
+            Phase.DECODE,
+            [8],
+        ),
+        (
+            FOUR,
+            {"decode_block_step": 12, "decode_block_max": 5000},
+            "num_blocks",
+            Phase.DECODE,
+            [1, 2, 4, 8, 12, 16, 24, 32],
+        ),
+        (CACHE, {"decode_block_min": 5000, "decode_block_step": 100}, "num_blocks", Phase.DECODE, [200, 300]),
+        ({"contiguous": True, "num_blocks": 256}, {"decode_block_min": 256}, "num_blocks", Phase.DECODE, [256]),
+        (CACHE, {"decode_block_max": 5000, "decode_block_min": 256}, "num_blocks", Phase.DECODE, [256, 300]),
     ],
 )
-def test_each_setting_shapes_its_own_dimension(config, dimension, phase, expected):
+def test_each_setting_shapes_its_own_dimension(changes, config, dimension, phase, expected):
+    """Source: vllm-gaudi, extension/bucketing/linear.py."""
     limits = attrs.evolve(SMALL, max_prefill_batch_size=8, max_num_seqs=8)
-    assert sizes(config, dimension, phase, limits) == expected
+    assert sizes(LinearConfig(**config), dimension, phase, attrs.evolve(limits, **changes)) == expected
 
 
 def test_maximum_above_the_engines_limit_is_lowered_to_it():
@@ -120,17 +123,6 @@ def test_maximum_above_the_engines_limit_is_lowered_to_it():
     assert max(sizes(config, "query_len", Phase.PREFILL)) == 1024
     assert max(sizes(config, "num_blocks", Phase.PREFILL)) == 8
     assert max(sizes(config, "batch_size", Phase.DECODE)) == 4
-
-
-def test_contiguous_maximum_above_the_cache_is_lowered_to_it():
-    limits = attrs.evolve(SMALL, contiguous=True, num_blocks=300)
-    assert sizes(LinearConfig(decode_block_max=5000), "num_blocks", Phase.DECODE, limits)[-2:] == [256, 300]
-
-
-def test_contiguous_minimum_above_the_cache_is_lowered_by_a_step():
-    limits = attrs.evolve(SMALL, contiguous=True, num_blocks=300)
-    config = LinearConfig(decode_block_min=5000, decode_block_step=100)
-    assert sizes(config, "num_blocks", Phase.DECODE, limits) == [200, 300]
 
 
 @pytest.mark.parametrize("dimension", ["prompt_bs", "prompt_query", "prompt_ctx", "decode_bs"])
@@ -148,50 +140,6 @@ def test_largest_context_follows_the_query_length_below_the_maximum_by_hand():
         for query_len in (128, 1024, 1152, 2048)
     }
     assert longest == {128: 100, 1024: 100, 1152: 119, 2048: 112}
-
-
-def test_prepared_bucket_is_the_next_larger_one():
-    assert Linear(SMALL).bucket_for(Shape(1, 300, 5)) == Bucket(1, 384, 5)
-    assert Linear(SMALL).bucket_for(Shape(3, 1, 9, Phase.DECODE)) == Bucket(4, 1, 16, Phase.DECODE)
-
-
-def test_shape_beyond_the_table_gets_a_fallback_that_covers_it():
-    limits = attrs.evolve(SMALL, max_num_seqs=3)
-    assert Linear(limits).bucket_for(Shape(3, 1, 24, Phase.DECODE)) == Bucket(3, 1, 24, Phase.DECODE)
-
-
-def test_model_shorter_than_a_block_keeps_a_bucket_for_its_second_chunk():
-    limits = attrs.evolve(SMALL, max_model_len=100, max_num_batched_tokens=50)
-    assert sizes(LinearConfig(), "num_blocks", Phase.PREFILL, limits) == [0, 1]
-    assert Linear(limits).bucket_for(Shape(1, 50, 1)) == Bucket(1, 50, 1)
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (LinearConfig(decode_block_min=5000, decode_block_step=12), [8, 16, 32]),
-        (LinearConfig(decode_block_min=5000), [1, 2, 4, 8, 16, 32]),
-        (LinearConfig(decode_block_min=20, decode_block_max=10, decode_block_step=4), [8]),
-    ],
-)
-def test_least_blocks_above_the_most_are_lowered_where_blocks_are_listed_too(config, expected):
-    """Source: vllm-gaudi, extension/bucketing/linear.py: to a step below the most, at least one. A sequence has 8 blocks."""
-    assert sizes(config, "num_blocks", Phase.DECODE) == expected
-
-
-def test_most_blocks_above_what_sequences_hold_leave_a_bucket_for_all_that_they_hold():
-    config = LinearConfig(decode_block_step=12, decode_block_max=5000)
-    assert sizes(config, "num_blocks", Phase.DECODE) == [1, 2, 4, 8, 12, 16, 24, 32]
-
-
-def test_contiguous_minimum_equal_to_the_cache_stays():
-    limits = attrs.evolve(SMALL, contiguous=True, num_blocks=256)
-    assert sizes(LinearConfig(decode_block_min=256), "num_blocks", Phase.DECODE, limits) == [256]
-
-
-def test_no_context_is_no_context_in_a_long_model_too():
-    limits = attrs.evolve(SMALL, max_model_len=16384)
-    assert sizes(LinearConfig(prompt_ctx_max=0), "num_blocks", Phase.PREFILL, limits) == [0]
 
 
 def test_ranges_of_august_2024_have_the_vendors_24_and_48_combinations():
@@ -215,19 +163,8 @@ def test_ranges_of_august_2024_have_the_vendors_24_and_48_combinations():
 )
 def test_merged_prompts_have_wider_steps_and_as_much_context_as_all_of_them(config, queries):
     """Source: vllm-gaudi, extension/bucketing/linear.py: four times the step of queries, four blocks of context, one row."""
-    limits = BucketLimits(
-        block_size=128,
-        max_model_len=1024,
-        max_num_seqs=4,
-        max_num_batched_tokens=2048,
-        max_prefill_batch_size=1,
-        num_blocks=300,
-        contiguous=False,
-        prefix_caching=True,
-        max_draft_tokens=0,
-        max_merged_prefills=4,
-    )
-    prefill = [bucket for bucket in Linear(limits, config).buckets(limits) if bucket.phase is Phase.PREFILL]
+    limits = attrs.evolve(SMALL, max_num_batched_tokens=2048, max_merged_prefills=4)
+    prefill = of_phase(Linear(limits, config).buckets(limits), Phase.PREFILL)
     assert {bucket.batch_size for bucket in prefill} == {1}
     assert {bucket.query_len for bucket in prefill} == queries
     assert {bucket.num_blocks for bucket in prefill} == {0, 4, 8, 12, 16, 20, 24, 28}

@@ -6,23 +6,13 @@ import logging
 import attrs
 import pytest
 
+from support.strategies.bucket_cases import SMALL, of_phase
 from trencadis.errors import ConfigValueError
-from trencadis.records import BucketLimits, Phase
+from trencadis.records import Phase
 from trencadis_plugins.bucketing.config import PaddingAwareConfig
 from trencadis_plugins.bucketing.padding_aware import PaddingAware, padding_aware_range
 from trencadis_testing.bucketing import BucketingConformance
 
-SMALL = BucketLimits(
-    block_size=128,
-    max_model_len=1024,
-    max_num_seqs=4,
-    max_num_batched_tokens=1024,
-    max_prefill_batch_size=1,
-    num_blocks=1519,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
-)
 LARGE = attrs.evolve(SMALL, max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=32768, num_blocks=4127)
 
 
@@ -87,9 +77,8 @@ def test_smallest_shape_above_a_size_is_padded_by_no_more_than_the_percentage_an
 
 
 def test_table_of_a_large_engine_is_as_large_as_the_vendors():
-    phases = [bucket.phase for bucket in PaddingAware(SMALL).buckets(LARGE)]
-    assert phases.count(Phase.PREFILL) == 303
-    assert phases.count(Phase.DECODE) == 266
+    table = PaddingAware(SMALL).buckets(LARGE)
+    assert [len(of_phase(table, phase)) for phase in Phase] == [303, 266]
 
 
 @pytest.mark.parametrize(
@@ -118,12 +107,6 @@ def test_each_setting_shapes_its_own_dimension(dimension, config, expected):
     assert sizes(config, dimension, limits) == expected
 
 
-def test_step_of_block_counts_is_the_block_size_read_as_a_count():
-    assert sizes(PaddingAwareConfig(), "decode_block", attrs.evolve(SMALL, contiguous=True, num_blocks=400)) == [
-        128, 256, 384, 400,
-    ]  # fmt: skip
-
-
 def test_minimum_above_the_maximum_names_the_setting():
     with pytest.raises(
         ConfigValueError, match=r"\[bucketing.padding_aware\] prompt_query_min = 9999.*prompt_query_max"
@@ -131,22 +114,14 @@ def test_minimum_above_the_maximum_names_the_setting():
         PaddingAware(SMALL, PaddingAwareConfig(prompt_query_min=9999))
 
 
-def test_contiguous_minimum_above_the_cache_is_lowered_by_a_step():
-    limits = attrs.evolve(SMALL, contiguous=True, num_blocks=300)
-    config = PaddingAwareConfig(decode_block_min=5000, decode_block_step=100)
-    assert sizes(config, "decode_block", limits) == [200, 300]
-
-
-VENDOR = BucketLimits(
-    block_size=128,
+VENDOR = attrs.evolve(
+    SMALL,
     max_model_len=4096,
     max_num_seqs=64,
     max_num_batched_tokens=2048,
     max_prefill_batch_size=16,
     num_blocks=3593,
     contiguous=True,
-    prefix_caching=True,
-    max_draft_tokens=0,
 )
 MERGED = attrs.evolve(VENDOR, max_num_seqs=16, max_prefill_batch_size=1, max_merged_prefills=16)
 
@@ -203,10 +178,13 @@ def test_numbers_of_each_dimension_are_the_vendors(caplog, limits, settings, pha
     assert expected in logged(caplog, limits, **settings)[phase]
 
 
-def test_merged_prompts_have_wider_steps_and_as_much_context_as_all_of_them():
+def test_what_is_listed_follows_from_these_numbers():
     assert sizes(PaddingAwareConfig(), "prompt_bs", MERGED) == [1]
     assert sizes(PaddingAwareConfig(), "prompt_query", MERGED) == [128, 256, 512, 1024, 1536, 2048]
-    assert sizes(PaddingAwareConfig(prompt_query_step=256), "prompt_query", MERGED) == [128, 256, 512, 1024, 2048]
+    cache = attrs.evolve(SMALL, contiguous=True, num_blocks=300)
+    assert sizes(PaddingAwareConfig(), "decode_block", cache) == [128, 256, 300]
+    config = PaddingAwareConfig(decode_block_min=5000, decode_block_step=100)
+    assert sizes(config, "decode_block", cache) == [200, 300]
 
 
 def test_least_blocks_above_the_cache_are_lowered_where_blocks_are_listed_too(caplog):

@@ -5,21 +5,14 @@ import logging
 import attrs
 import pytest
 
+from support.strategies.bucket_cases import SMALL, fields
 from trencadis.errors import ConfigValueError
-from trencadis.records import Bucket, BucketLimits
+from trencadis.records import Bucket
 from trencadis_plugins.bucketing.config import LinearConfig
 from trencadis_plugins.bucketing.stepped import Span, SteppedStrategy
 
-LIMITS = BucketLimits(
-    block_size=16,
-    max_model_len=256,
-    max_num_seqs=4,
-    max_num_batched_tokens=128,
-    max_prefill_batch_size=2,
-    num_blocks=20,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
+LIMITS = attrs.evolve(
+    SMALL, block_size=16, max_model_len=256, max_num_batched_tokens=128, max_prefill_batch_size=2, num_blocks=20
 )
 
 
@@ -47,9 +40,7 @@ class Ends(SteppedStrategy[LinearConfig]):
 
 
 def sizes(limits=LIMITS, **settings):
-    return [
-        (bucket.batch_size, bucket.query_len, bucket.num_blocks) for bucket in Ends(limits, **settings).buckets(limits)
-    ]
+    return fields(Ends(limits, **settings).buckets(limits))
 
 
 def test_derived_spans_are_used_where_nothing_is_set():
@@ -90,16 +81,12 @@ def test_what_merged_prompts_change_is_said(caplog):
     ]
 
 
-def test_contiguous_minimum_above_the_cache_is_lowered_and_said(caplog):
+@pytest.mark.parametrize(("step", "lowered"), [(5, 15), (50, 1)])
+def test_contiguous_minimum_above_the_cache_is_lowered_by_a_step_to_one_at_least_and_said(caplog, step, lowered):
     with caplog.at_level(logging.INFO):
-        found = sizes(attrs.evolve(LIMITS, contiguous=True), decode_block_min=30, decode_block_step=5)
-    assert {count for _, query_len, count in found if query_len == 1} == {15, 20}
-    assert "[bucketing.ends] decode_block_min = 30: above what the engine allows, so 15" in caplog.messages
-
-
-def test_contiguous_minimum_is_lowered_to_one_block_at_least():
-    found = sizes(attrs.evolve(LIMITS, contiguous=True), decode_block_min=30, decode_block_step=50)
-    assert {count for _, query_len, count in found if query_len == 1} == {1, 20}
+        found = sizes(attrs.evolve(LIMITS, contiguous=True), decode_block_min=30, decode_block_step=step)
+    assert {count for _, query_len, count in found if query_len == 1} == {lowered, 20}
+    assert f"[bucketing.ends] decode_block_min = 30: above what the engine allows, so {lowered}" in caplog.messages
 
 
 def test_dimension_without_a_size_names_setting_and_remedy():
@@ -119,12 +106,6 @@ def test_settings_that_leave_a_phase_empty_are_refused(settings, phase):
         ConfigValueError, match=rf"\[bucketing.ends\] leaves no {phase} bucket.*Lower the smallest sizes"
     ):
         Ends(LIMITS, **settings)
-
-
-def test_model_shorter_than_a_block_has_a_query_of_its_own_length():
-    limits = attrs.evolve(LIMITS, max_model_len=10)
-    assert sizes(limits)[0] == (1, 10, 0)
-    assert sizes(limits, prompt_ctx_max=0)[0] == (1, 10, 0)
 
 
 def test_spans_are_logged_as_the_vendor_does(caplog):

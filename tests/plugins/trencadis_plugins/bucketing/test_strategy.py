@@ -5,21 +5,12 @@ import logging
 import attrs
 import pytest
 
+from support.strategies.bucket_cases import SMALL
 from trencadis.errors import ConfigValueError
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis.records import Bucket, Phase, Shape
 from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
 
-LIMITS = BucketLimits(
-    block_size=16,
-    max_model_len=100,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    max_prefill_batch_size=1,
-    num_blocks=20,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
-)
+LIMITS = attrs.evolve(SMALL, block_size=16, max_model_len=100, max_num_batched_tokens=64, num_blocks=20)
 
 
 class Listed(TableStrategy):

@@ -5,53 +5,15 @@ import random
 import attrs
 import pytest
 
+from support.strategies.bucket_cases import SMALL
 from trencadis.errors import ConfigValueError
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis.records import Bucket, Phase, Shape
 from trencadis_plugins.bucketing.strategy import BucketTable, padded_cost
-
-LIMITS = BucketLimits(
-    block_size=128,
-    max_model_len=4096,
-    max_num_seqs=16,
-    max_num_batched_tokens=1024,
-    max_prefill_batch_size=8,
-    num_blocks=300,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
-)
-
-
-def test_cheapest_bucket_wins_over_the_first_in_order():
-    """Where a search in lexicographic order computes 2048 positions for a query of 100 tokens."""
-    table = BucketTable([Bucket(1, 2048, 0), Bucket(2, 128, 0)])
-    assert table.find(Shape(1, 100, 0)) == Bucket(2, 128, 0)
-
-
-@pytest.mark.parametrize(
-    ("shape", "bucket"),
-    [
-        (Shape(1, 100, 0), Bucket(1, 128, 0)),
-        (Shape(1, 128, 1), Bucket(1, 128, 2)),
-        (Shape(1, 128, 3), Bucket(2, 128, 4)),
-        (Shape(2, 100, 1), Bucket(2, 128, 4)),
-        (Shape(1, 200, 1), None),
-    ],
-)
-def test_irregular_table_answers_by_dominance(shape, bucket):
-    table = BucketTable([Bucket(1, 128, 0), Bucket(1, 128, 2), Bucket(1, 256, 0), Bucket(2, 128, 4), Bucket(2, 256, 0)])
-    assert table.find(shape) == bucket
 
 
 def test_empty_table_finds_nothing():
     assert BucketTable([]).find(Shape(1, 1, 0)) is None
     assert BucketTable([]).find(Shape(1, 1, 1, Phase.DECODE)) is None
-
-
-def test_phases_are_kept_apart():
-    table = BucketTable([Bucket(4, 4, 4, Phase.DECODE)])
-    assert table.find(Shape(1, 1, 1, Phase.PREFILL)) is None
-    assert table.find(Shape(1, 1, 1, Phase.DECODE)) == Bucket(4, 4, 4, Phase.DECODE)
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -103,7 +65,7 @@ def test_table_without_common_sizes_that_is_too_large_is_refused():
 
 @pytest.mark.parametrize(("length", "blocks"), [(1, 0), (2, 1), (129, 1), (130, 2), (4096, 32)])
 def test_context_is_all_but_one_token_rounded_up_to_blocks(length, blocks):
-    assert attrs.evolve(LIMITS, max_model_len=length).max_context_blocks == blocks
+    assert attrs.evolve(SMALL, max_model_len=length).max_context_blocks == blocks
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -5,7 +5,8 @@ import logging
 import attrs
 import pytest
 
-from trencadis.records import BucketLimits, Phase, Shape, UnifiedBucket
+from support.strategies.bucket_cases import SMALL
+from trencadis.records import Phase, Shape, UnifiedBucket
 from trencadis_plugins.bucketing.config import UnifiedConfig
 from trencadis_plugins.bucketing.unified import (
     Unified,
@@ -15,17 +16,7 @@ from trencadis_plugins.bucketing.unified import (
 )
 from trencadis_testing.bucketing import UNIFIED_LIMITS, BucketingConformance, UnifiedBucketingConformance, legal_shapes
 
-LIMITS = BucketLimits(
-    block_size=128,
-    max_model_len=1024,
-    max_num_seqs=32,
-    max_num_batched_tokens=2048,
-    max_prefill_batch_size=8,
-    num_blocks=5781,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
-)
+LIMITS = attrs.evolve(SMALL, max_num_seqs=32, max_num_batched_tokens=2048, max_prefill_batch_size=8)
 
 
 class TestPadded(BucketingConformance):
@@ -78,10 +69,6 @@ def test_prompt_for_which_a_batch_of_two_is_too_large_is_prepared_alone(form):
     assert strategy.bucket_for(Shape(1, 49, 0)) in strategy.buckets(limits)
 
 
-def test_contiguous_counts_end_with_the_cache():
-    assert sizes("alpha", "num_blocks", Phase.DECODE, attrs.evolve(LIMITS, contiguous=True))[-3:] == [1445, 2890, 5781]
-
-
 @pytest.mark.parametrize("form", ["alpha", "exponential"])
 def test_unified_table_is_the_vendors_and_the_largest_passes(form):
     limits = attrs.evolve(LIMITS, unified=True)
@@ -106,16 +93,13 @@ def test_unified_table_is_logged_with_its_four_dimensions(caplog):
 
 
 def limits(seqs, length, tokens, blocks, block_size=128):
-    return BucketLimits(
+    return attrs.evolve(
+        SMALL,
         block_size=block_size,
         max_model_len=length,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        max_prefill_batch_size=1,
         num_blocks=blocks,
-        contiguous=False,
-        prefix_caching=True,
-        max_draft_tokens=0,
     )
 
 
@@ -135,10 +119,6 @@ def test_alpha_table_equals_the_vendors(length):
     assert [bucket.num_unique_blocks for bucket in buckets[::-1][1:4]] == [2890, 1445, 32]
 
 
-def test_alpha_table_of_few_sequences_is_as_large_as_the_vendors():
-    assert len(unified_buckets(limits(4, 1024, 1024, 300), "alpha")) == 354
-
-
 def test_exponential_table_equals_the_vendors():
     buckets = unified_buckets(limits(32, 1024, 2048, 5781), "exponential")
     assert len(buckets) == 167
@@ -147,7 +127,8 @@ def test_exponential_table_equals_the_vendors():
     assert values(buckets, "num_unique_blocks") == [0, 32, 64, 128, 352, 864, 2240, 5781]
 
 
-def test_exponential_table_of_many_sequences_is_as_large_as_the_vendors():
+def test_other_tables_are_as_large_as_the_vendors():
+    assert len(unified_buckets(limits(4, 1024, 1024, 300), "alpha")) == 354
     assert len(unified_buckets(limits(128, 4096, 8192, 1519), "exponential")) == 125
 
 
@@ -164,16 +145,14 @@ def test_exponential_points_end_with_the_maximum_and_are_multiples_else():
 
 
 @pytest.mark.parametrize("form", ["alpha", "exponential"])
-@pytest.mark.parametrize("case", [limits(1, 1, 1, 1, 1), limits(2, 10, 8, 2, 16), limits(7, 250, 100, 40, 16)])
-def test_smallest_limits_leave_a_bucket_and_no_empty_pass(form, case):
+@pytest.mark.parametrize(
+    "case",
+    [limits(1, 1, 1, 1, 1), limits(2, 10, 8, 2, 16), limits(7, 250, 100, 40, 16), limits(32, 1024, 2048, 5781)],
+)
+def test_some_bucket_is_left_and_no_empty_pass_nor_one_of_more_decodes_than_sequences(form, case):
     buckets = unified_buckets(case, form)
     assert any(bucket.is_causal for bucket in buckets)
     assert all(bucket.query_len >= 1 for bucket in buckets)
     assert all(bucket.is_causal or bucket.num_blocks or bucket.num_unique_blocks for bucket in buckets)
+    assert max((bucket.query_len for bucket in buckets if not bucket.is_causal), default=0) <= case.max_num_seqs
     assert list(buckets) == sorted(set(buckets))
-
-
-@pytest.mark.parametrize("form", ["alpha", "exponential"])
-def test_pass_without_a_prefill_has_no_more_tokens_than_sequences(form):
-    buckets = unified_buckets(limits(32, 1024, 2048, 5781), form)
-    assert max(bucket.query_len for bucket in buckets if not bucket.is_causal) == 32
