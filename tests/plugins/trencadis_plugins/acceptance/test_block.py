@@ -61,13 +61,6 @@ def test_more_drafts_stand_than_draft_by_draft(num_drafts, least, most):
     assert least <= max(gains) <= most
 
 
-def test_one_draft_is_judged_as_by_rejection_sampling(asked):
-    for token in range(4):
-        assert torch.allclose(Block().accept(asked([token])), Token().accept(asked([token])))
-        ends = [rule.last(asked([token]), torch.tensor([0])) for rule in (Block(), Token())]
-        assert torch.allclose(*ends)
-
-
 def test_a_weak_first_draft_is_saved_by_a_strong_second_one(asked):
     # w_1 = .375, w_2 = min(.375 * .5 / .1, 1) = 1: the run of two always passes, though the first alone would not.
     proposal = [(0.25, 0.25, 0.4, 0.1), (0.1, 0.3, 0.3, 0.3)]

@@ -21,12 +21,6 @@ def test_a_drawn_draft_stands_with_the_ratio_of_the_distributions(asked, token, 
     assert Token().accept(asked([token])).tolist() == [[pytest.approx(stands)]]
 
 
-def test_drafts_of_the_example_stand_seven_times_in_ten(asked):
-    # sum min(p, q) = .25 + .25 + .15 + .05
-    chance = sum(q * Token().accept(asked([token])).item() for token, q in enumerate((0.25, 0.25, 0.4, 0.1)))
-    assert chance == pytest.approx(0.7, abs=1e-15)
-
-
 def test_what_is_left_of_the_example_is_five_to_one(asked):
     assert Token().last(asked([2]), stop(0))[0].tolist() == pytest.approx([5 / 6, 1 / 6, 0, 0])
     assert Token().last(asked([2]), stop(1))[0].tolist() == pytest.approx([0.5, 0.3, 0.15, 0.05])
@@ -40,7 +34,3 @@ def test_a_certain_draft_stands_with_its_probability_and_is_left_out_if_it_does_
 
 def test_a_draft_that_its_distribution_rules_out_never_stands(asked):
     assert Token().accept(asked([0], proposal=[(0.0, 0.5, 0.5, 0.0)])).tolist() == [[0.0]]
-
-
-def test_text_of_the_lossless_rule_needs_no_branches():
-    assert (Token.lossless, Token.needs_distributions, Token.supports_trees) == (True, True, False)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from trencadis_plugins.acceptance.token import Token
 from trencadis_plugins.acceptance.tree import Tree
 from trencadis_testing.acceptance import AcceptanceConformance
 from trencadis_testing.acceptance_scenes import Scene, emission
@@ -32,15 +31,6 @@ def test_certain_siblings_stand_with_their_probabilities(asked):
     two = asked([2, 0], proposal=None, parents=[0, 0])
     assert Tree().accept(two).tolist() == [[pytest.approx(0.15), pytest.approx(0.5)]]
     assert Tree().last(two, torch.tensor([0]))[0].tolist() == pytest.approx([0, 0.3 / 0.35, 0, 0.05 / 0.35])
-
-
-def test_a_chain_is_judged_as_by_rejection_sampling(asked):
-    for tokens in ([0, 2], [2, 3], [3, 1]):
-        as_tree, as_chain = asked(tokens, parents=[0, 1]), asked(tokens)
-        assert torch.allclose(Tree().accept(as_tree), Token().accept(as_chain))
-        for node in range(3):
-            ends = [rule.last(one, torch.tensor([node])) for rule, one in ((Tree(), as_tree), (Token(), as_chain))]
-            assert torch.allclose(*ends)
 
 
 def test_drafts_behind_other_nodes_take_nothing_from_a_node(asked):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from trencadis_plugins.acceptance import trencadis_acceptance_rules
 from trencadis_plugins.acceptance.config import TypicalConfig
 from trencadis_plugins.acceptance.typical import Typical
 from trencadis_testing.acceptance import AcceptanceConformance
@@ -30,8 +31,14 @@ def test_a_draft_stands_above_the_lower_of_two_thresholds(asked):
 
 
 def test_epsilon_is_the_most_that_is_asked_of_a_draft(asked):
-    assert Typical(TypicalConfig(epsilon=0.2, delta=9.0)).accept(asked([2])).item() == 0
-    assert Typical(TypicalConfig(epsilon=0.14, delta=9.0)).accept(asked([2])).item() == 1
+    make = {component.name: component for component in trencadis_acceptance_rules()}["typical"].factory
+    assert [make(TypicalConfig(epsilon=e, delta=9.0), None).accept(asked([2])).item() for e in (0.2, 0.14)] == [0, 1]
+
+
+@pytest.mark.parametrize("value", [{"epsilon": 0.0}, {"epsilon": 1.0}, {"delta": 0.0}])
+def test_a_value_out_of_range_is_refused(value):
+    with pytest.raises(ValueError, match=next(iter(value))):
+        TypicalConfig(**value)
 
 
 def test_a_greedy_row_keeps_its_token(asked):
@@ -50,7 +57,3 @@ def test_of_plausible_siblings_the_most_likely_stands(asked):
 
 def test_behind_a_refused_draft_the_model_draws_as_it_would(asked):
     assert Typical().last(asked([3]), torch.tensor([0]))[0].tolist() == pytest.approx(P)
-
-
-def test_it_is_declared_lossy():
-    assert not Typical.lossless

@@ -40,16 +40,10 @@ def test_nothing_to_take_is_an_index_error() -> None:
         candidates.take()
 
 
-def test_dropped_entries_do_not_pile_up() -> None:
-    candidates = Candidates()
-    for number in range(10_000):
-        candidates.add(number % 10, number)
-        candidates.discard(number % 10)
-    assert len(candidates._heap) < 200
-
-
-def test_entries_of_ranks_that_changed_do_not_pile_up() -> None:
+def test_entries_that_were_dropped_or_whose_rank_changed_do_not_pile_up() -> None:
     candidates = Candidates()
     for number in range(10_000):
         candidates.add(7, number)
+        candidates.add(number % 5, number)
+        candidates.discard(number % 5)
     assert len(candidates._heap) < 200

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import attrs
 import pytest
 
 from trencadis_plugins.eviction.config import CostAwareConfig, LfuConfig, TtlConfig
@@ -19,8 +18,3 @@ from trencadis_plugins.eviction.config import CostAwareConfig, LfuConfig, TtlCon
 def test_value_out_of_range_is_refused(config: type, key: str, value: float) -> None:
     with pytest.raises(ValueError, match=key):
         config(**{key: value})
-
-
-@pytest.mark.parametrize("config", [LfuConfig, CostAwareConfig, TtlConfig])
-def test_every_field_says_what_it_means(config: type) -> None:
-    assert all(field.metadata["help"].endswith(".") for field in attrs.fields(config))

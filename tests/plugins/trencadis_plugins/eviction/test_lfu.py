@@ -5,6 +5,9 @@ import math
 import pytest
 
 from support.strategies.block_histories import ReferenceCache, conversations, hits_of
+from trencadis.clock import SimulatedClock
+from trencadis.interfaces import ComponentContext
+from trencadis_plugins.eviction import trencadis_eviction_policies
 from trencadis_plugins.eviction.config import LfuConfig
 from trencadis_plugins.eviction.lfu import Lfu
 from trencadis_testing.eviction import EvictionConformance
@@ -62,7 +65,8 @@ def test_hits_are_those_of_sums_over_all_uses(seed: int, half_life_s: float, his
 
 
 def two_old_uses_and_a_new_one(half_life_s: float) -> list[int]:
-    lfu = Lfu(LfuConfig(half_life_s=half_life_s))
+    component = {one.name: one for one in trencadis_eviction_policies()}["lfu"]
+    lfu = component.factory(LfuConfig(half_life_s=half_life_s), ComponentContext(clock=SimulatedClock(), seed=0))
     for block, now_s in ((1, 0.0), (1, 0.0), (2, 100.0)):
         lfu.on_use([block], keys=[bytes([block])], depths=[0], salt="", now_s=now_s)
     lfu.on_free([1, 2], depths=[0, 0], now_s=100.0)

@@ -12,6 +12,11 @@ WORK = {"num_running": 1, "num_scheduled_tokens": 1, "num_padded_tokens": 1}
 """Of a step after which there is more to do."""
 
 
+def test_an_interval_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="interval_s"):
+        LogObserverConfig(interval_s=0.0)
+
+
 class TestLogObserver(ObserverConformance):
     make = LogObserver
 

@@ -17,11 +17,9 @@ from trencadis_plugins.acceptance.typical import Typical
 from trencadis_plugins.sampling import arithmetic
 from trencadis_plugins.sampling.arithmetic import float_type, has_64_bits, mass_before, total
 from trencadis_plugins.sampling.chain import standard_chain
-from trencadis_plugins.sampling.distributions import KeyedDistributions
 from trencadis_plugins.sampling.philox import Purpose, RowNumbers
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_plugins.speculation.draft_sampler import DraftSampler
-from trencadis_testing.sampling import assert_distribution
 from trencadis_torch.verify import verify_drafts
 
 NUM_ROWS, VOCAB_SIZE = 48, 1300
@@ -174,22 +172,6 @@ def test_accepted_drafts_and_the_token_after_them_are_those_of_the_cpu(rule, nar
         assert device.wrapped == device.doubles == []
         accepted |= set(expected[0])
     assert len(accepted) > 1
-
-
-def test_draws_follow_the_distribution(narrow):
-    """Chi-square at one in a million; 4,800 draws of 15 tokens, those of the CPU one and all."""
-    count, logits = 4800, torch.tensor([*np.linspace(-1.5, 1.5, 15), *[-torch.inf] * 600], dtype=torch.float32)
-    keys = np.stack([np.arange(count), np.arange(count) * 7919], axis=1)
-
-    def tokens():
-        distributions = KeyedDistributions(logits.softmax(-1).expand(count, -1), keys=keys, positions=[5] * count)
-        return distributions.draw(distributions.probabilities, torch.arange(count)).tolist()
-
-    expected = tokens()
-    with narrow():
-        found = tokens()
-    assert_distribution(found, logits.double().softmax(-1).numpy())
-    assert sum(one != other for one, other in zip(found, expected, strict=True)) == 0
 
 
 def test_numbers_of_the_host_are_sent_to_the_device():

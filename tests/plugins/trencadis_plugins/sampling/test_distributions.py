@@ -52,10 +52,3 @@ def test_weights_need_not_sum_to_one_and_a_weight_of_zero_is_never_drawn():
     weights = torch.tensor([[0.0, 30.0, 10.0, 0.0]]).expand(4096, -1)
     drawn = keyed(4096).draw(weights, torch.arange(4096))
     assert_distribution(drawn.tolist(), np.array([0, 0.75, 0.25, 0]))
-
-
-def test_numbers_that_accept_and_draws_behind_them_do_not_depend_on_each_other():
-    distributions = keyed(8192)
-    drawn = distributions.draw(distributions.probabilities, torch.arange(8192))
-    pairs = (distributions.uniforms() * 4).long() * 4 + drawn
-    assert_distribution(pairs.tolist(), np.full(16, 1 / 16))

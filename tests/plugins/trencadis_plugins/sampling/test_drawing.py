@@ -38,14 +38,6 @@ def test_tokens_of_several_blocks_follow_the_distribution():
     assert_distribution([places.index(token) for token in tokens], distribution)
 
 
-def test_two_purposes_draw_independently():
-    logits = np.zeros((2048, 4), dtype=np.float32)
-    first, second = (
-        _draw(logits, [1] * 2048, list(range(2048)), purpose) for purpose in (Purpose.SAMPLE, Purpose.DRAFT)
-    )
-    assert_distribution([4 * a + b for a, b in zip(first, second, strict=True)], np.full(16, 1 / 16))
-
-
 def test_a_masked_token_is_not_drawn_even_if_it_is_all_but_one():
     logits = np.full((64, 600), -np.inf, dtype=np.float32)
     logits[:, 599] = -80.0

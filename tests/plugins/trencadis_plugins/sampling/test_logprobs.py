@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from trencadis.clock import SimulatedClock
+from trencadis.interfaces import ComponentContext
+from trencadis_plugins.sampling import trencadis_samplers
 from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 from trencadis_plugins.sampling.standard import StandardSampler
@@ -102,7 +105,9 @@ def test_processed_ones_are_those_of_the_distribution_that_a_token_is_drawn_from
 ):
     starts = [start(row, [5, 6], [7, 8], row_seed=row, **params) for row, params in enumerate(ROWS[:num_rows])]
     logits = torch.randn((num_rows, VOCAB_SIZE), generator=torch.Generator().manual_seed(3)) * 2
-    sampler = StandardSampler(standard_chain("vllm"), reports_processed=True)
+    component = next(iter(trencadis_samplers()))
+    context = ComponentContext(clock=SimulatedClock(), seed=0)
+    sampler = component.factory(component.config(logprobs="processed"), context)
     if is_static:
         sampler.use_static_shapes()
     sampler.allocate(num_rows=8, vocab_size=VOCAB_SIZE, device=torch.device("cpu"))

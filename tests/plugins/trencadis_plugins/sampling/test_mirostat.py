@@ -51,23 +51,6 @@ def test_cuts_follow_the_feedback_loop_of_the_definition(tau, eta, start):
     assert len(cuts) > 5
 
 
-def test_the_mean_surprise_comes_to_the_target(start):
-    sampler, tau = _sampler(), 2.5
-    sampler.start_row(start(0, row_seed=3, mirostat_mode=2, mirostat_tau=tau))
-    logits = torch.randn((350, 50), generator=torch.Generator().manual_seed(0))
-    surprises = []
-    mirostat = sampler._chain[-1]
-    advance = mirostat._advance
-
-    def recorded(kept, totals, token_ids, context):
-        surprises.append(float((totals - kept.gather(1, token_ids[:, None])) / np.log(2)))
-        advance(kept, totals, token_ids, context)
-
-    mirostat._advance = recorded
-    _write(sampler, logits)
-    assert abs(np.mean(surprises[50:]) - tau) < 0.1
-
-
 def test_a_preempted_sequence_goes_on_with_its_own_state(start):
     params = {"row_seed": 5, "mirostat_mode": 2, "mirostat_tau": 1.5, "mirostat_eta": 0.7}
     logits = torch.randn((60, 50), generator=torch.Generator().manual_seed(1))

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from trencadis.clock import SimulatedClock
 from trencadis.errors import InvalidRequestError
-from trencadis.interfaces import LogitsProcessor, SamplingContext
+from trencadis.interfaces import ComponentContext, LogitsProcessor, SamplingContext
 from trencadis.records import SamplingParams
+from trencadis_plugins.sampling import trencadis_samplers
 from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.config import ORDERS
 from trencadis_plugins.sampling.drawing import BLOCK_SIZE
@@ -47,7 +49,11 @@ def test_a_token_is_the_race_over_the_chains_distribution_with_the_rows_seed_and
         reference_draw(distribution[0], 2**64 - 9, 3, int(Purpose.SAMPLE), BLOCK_SIZE),
         reference_draw(distribution[1], 12, 1, int(Purpose.SAMPLE), BLOCK_SIZE),
     ]
-    sampler = _sampler(starts, 700, standard_chain(order))
+    component = next(iter(trencadis_samplers()))
+    sampler = component.factory(component.config(order=order), ComponentContext(clock=SimulatedClock(), seed=0))
+    sampler.allocate(num_rows=8, vocab_size=700, device=torch.device("cpu"))
+    for one in starts:
+        sampler.start_row(one)
     assert sampler.sample(logits.clone(), context_of(starts)).token_ids.tolist() == expected
 
 
@@ -168,24 +174,6 @@ def test_what_a_processor_raises_for_one_row_is_an_error_of_that_row(way, start,
     assert sampled.token_ids.tolist()[::2] == [2, 6]
     sampler.start_row(start(3, row_seed=8, temperature=0))
     assert sampler.sample(torch.zeros((1, 8)), context_of([start(3)])).row_errors == ()
-
-
-def test_sampling_needs_no_gradients_and_works_on_a_models_output(start, context_of):
-    starts = [start(0, temperature=0.5, top_p=0.9, bad_token_ids=(1,))]
-    logits = torch.zeros((1, 4), requires_grad=True) * 2
-    token_ids = _sampler(starts, 4, standard_chain("vllm")).sample(logits, context_of(starts)).token_ids
-    assert not token_ids.requires_grad
-
-
-def test_long_positions_have_random_numbers_of_their_own(start, context_of):
-    starts = [start(0, row_seed=3)]
-    sampler = _sampler(starts, 1000, standard_chain("vllm"))
-    tokens = context_of(starts).tokens
-    drawn = [
-        sampler.sample(torch.zeros((1, 1000)), SamplingContext(rows=(0,), positions=(p,), tokens=tokens)).token_ids
-        for p in (0, 65_535, 1_000_000, 1_000_001)
-    ]
-    assert len({int(token) for token in drawn}) == 4
 
 
 class _Named(_Recorder):
@@ -372,22 +360,14 @@ def test_rows_without_a_possible_token_have_distributions_and_an_error(start, co
     assert "leave row 4 at position 0" in error.message
 
 
-def test_a_sequence_takes_drafts_if_every_processor_that_it_asks_for_does():
+def test_a_sequence_takes_drafts_if_all_that_it_asks_for_does_and_branches_if_no_state_is_kept_by_position():
     unsafe = _Named(argmax_invariant=False)
     unsafe.speculation_safe = False
     sampler = StandardSampler([*standard_chain("vllm"), unsafe])
-    plain, asks = SamplingParams(top_p=0.5), SamplingParams(logits_processors={"named": {}})
-    assert sampler.supports_drafts(plain, branching=False)
-    assert not sampler.supports_drafts(asks, branching=False)
-    assert not sampler.supports_drafts(asks, branching=True)
-
-
-def test_a_state_that_is_kept_by_position_takes_no_branches():
-    sampler = StandardSampler(standard_chain("vllm"))
-    mirostat, plain = SamplingParams(mirostat_mode=2), SamplingParams(frequency_penalty=1.0)
-    assert sampler.supports_drafts(mirostat, branching=False)
-    assert not sampler.supports_drafts(mirostat, branching=True)
-    assert sampler.supports_drafts(plain, branching=True)
+    asked = [{"top_p": 0.5, "frequency_penalty": 1.0}, {"mirostat_mode": 2}, {"logits_processors": {"named": {}}}]
+    assert [
+        [sampler.supports_drafts(SamplingParams(**one), branching=flag) for flag in (False, True)] for one in asked
+    ] == [[True, True], [True, False], [False, False]]
 
 
 def test_sequence_goes_on_behind_anothers_token_unless_a_state_would_be_missing():

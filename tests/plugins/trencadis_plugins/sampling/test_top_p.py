@@ -13,15 +13,19 @@ def _kept(row):
     return np.flatnonzero(np.isfinite(np.asarray(row))).tolist()
 
 
+@pytest.mark.representatives(100)
 @pytest.mark.parametrize(
-    ("p", "kept"), [(0.2, [0]), (0.25, [0]), (0.26, [0, 1]), (0.5, [0, 1]), (0.75, [0, 1, 2]), (0.76, [0, 1, 2, 3])]
+    ("logits", "p", "kept"),
+    [
+        *(
+            ([1.0] * 4, p, list(range(number)))
+            for p, number in ((0.2, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.76, 4))
+        ),
+        ([0.0, 3.0, 3.0], 1e-12, [1]),
+    ],
 )
-def test_equal_tokens_are_dropped_from_the_highest_id_at_exact_boundaries(p, kept, process, start):
-    assert _kept(process(TopP(), [[1.0] * 4], [start(0, top_p=p)])[0]) == kept
-
-
-def test_the_most_likely_token_stays_even_if_p_is_next_to_nothing(process, start):
-    assert _kept(process(TopP(), [[0.0, 3.0, 3.0]], [start(0, top_p=1e-12)])[0]) == [1]
+def test_equal_tokens_are_dropped_from_the_highest_id_at_exact_boundaries(logits, p, kept, process, start):
+    assert _kept(process(TopP(), [logits], [start(0, top_p=p)])[0]) == kept
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.001, 1.0, 3.0, 20.0])

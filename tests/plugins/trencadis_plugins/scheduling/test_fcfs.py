@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from trencadis.interfaces import TokenSplit
@@ -41,19 +40,6 @@ def test_everyone_is_admitted_in_the_order_of_the_queue(view):
     assert Fcfs().order(view).tolist() == [5, 2, 7]
 
 
-def test_youngest_candidate_is_preempted(view):
-    assert Fcfs().victim(view, candidates=np.array([4, 0, 6], np.int32)) == 6
-
-
-def test_running_sequences_never_give_way(view):
-    assert not Fcfs.preempts
-    assert Fcfs().give_way(view, slot=5, candidates=np.array([4, 0, 6], np.int32)) == -1
-
-
-def test_decodes_may_use_the_whole_budget_and_prefills_what_is_left(view):
-    assert Fcfs().split(view, token_budget=512) == TokenSplit(decode=512, prefill=512)
-
-
 @pytest.mark.parametrize(("cap", "prefill"), [(0, 512), (100, 100), (512, 512), (600, 512)])
 def test_prefill_tokens_of_a_step_are_capped(view, cap, prefill):
     policy = Fcfs(FcfsConfig(max_prefill_tokens=cap))
@@ -81,25 +67,21 @@ def test_step_fills_its_target_exactly(view_of):
     assert chunks.step_time.step_s(budget + 4, 4000) == pytest.approx(0.050)
 
 
-def test_target_of_the_call_goes_before_the_configured_one(view_of):
-    chunks = Chunks(FcfsConfig(**PACE))
-    assert chunks.prefill_budget(view_of(running=[0]), token_budget=2048, target_s=0.0305) == 204
-
-
-def test_without_decodes_or_a_target_the_whole_budget_is_for_prompts(view_of):
-    assert Chunks(FcfsConfig(**PACE)).prefill_budget(view_of(waiting=[0]), token_budget=2048) == 2048
-    assert Chunks(FcfsConfig()).prefill_budget(view_of(running=[0]), token_budget=2048) == 2048
-
-
-def test_prompts_get_a_block_even_where_decodes_alone_miss_the_target(view_of):
-    view = view_of(running=[0], num_computed_tokens={0: 10**6}, block_size=16)
-    assert Chunks(FcfsConfig(**PACE)).prefill_budget(view, token_budget=2048) == 16
-    assert Chunks(FcfsConfig(**PACE)).prefill_budget(view, token_budget=4) == 4
-
-
-def test_cap_holds_beside_a_target(view_of):
-    chunks = Chunks(FcfsConfig(**PACE, max_prefill_tokens=100))
-    assert chunks.prefill_budget(view_of(running=[0]), token_budget=2048) == 100
+@pytest.mark.parametrize(
+    ("config", "running", "facts", "options", "budget"),
+    [
+        (PACE, [0], {}, {"target_s": 0.0305}, 204),  # the target of the call goes before the configured one
+        (PACE, [], {}, {}, 2048),
+        ({}, [0], {}, {}, 2048),
+        # a block even where decodes alone miss the target
+        (PACE, [0], {"num_computed_tokens": {0: 10**6}, "block_size": 16}, {}, 16),
+        (PACE, [0], {"num_computed_tokens": {0: 10**6}, "block_size": 16}, {"token_budget": 4}, 4),
+        ({**PACE, "max_prefill_tokens": 100}, [0], {}, {}, 100),
+    ],
+)
+def test_budget_for_prompts(view_of, config, running, facts, options, budget):
+    view = view_of(running=running, **facts)
+    assert Chunks(FcfsConfig(**config)).prefill_budget(view, **{"token_budget": 2048, **options}) == budget
 
 
 @pytest.mark.parametrize(

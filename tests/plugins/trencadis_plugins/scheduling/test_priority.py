@@ -79,33 +79,19 @@ def test_who_has_run_and_was_preempted_is_as_old_as_it_has_waited(view_of):
     assert policy.order(view_of(waiting=[0, 1], waited_s={0: 40}, now_s=1000, **columns)).tolist() == [0, 1]
 
 
-def test_least_urgent_loses_its_blocks(view_of):
-    view = view_of(running=[0, 1], priority={0: 5, 1: 2})
-    assert Priority().victim(view, candidates=CANDIDATES) == 0
-
-
-def serve(policy, request_of):
-    """Two unimportant requests fill both rows; an urgent one comes."""
-    engine = make_engine(policy=policy, max_num_seqs=2, backend=FakeBackend(eos=-1, max_model_len=256))
-    for name in ("a", "b"):
-        engine.add(request_of(name, 10, max_tokens=40, priority=5))
-    for _ in range(4):
-        engine.step()
-    engine.add(request_of("urgent", 12, max_tokens=4, priority=0))
-    order = []
-    while engine.has_work:
-        order += [(end.request_id, end.num_preemptions, end.token_ids.tolist()) for end in engine.step().finished]
-    return order
-
-
-def test_urgent_request_runs_at_once_if_running_ones_give_way(request_of):
-    order = serve(Priority(PriorityConfig(preempt=True)), request_of)
-    assert [(name, times) for name, times, _ in order] == [("urgent", 0), ("a", 0), ("b", 1)]
-    assert order[2][2] == fake_text(range(10), 40, eos=-1)
-
-
-def test_urgent_request_waits_for_a_row_otherwise(request_of):
-    assert [name for name, _, _ in serve(Priority(), request_of)] == ["a", "b", "urgent"]
+def test_urgent_request_runs_at_once_if_running_ones_give_way_and_waits_for_a_row_otherwise(request_of):
+    ends = {}
+    for policy in (Priority(PriorityConfig(preempt=True)), Priority()):
+        engine = make_engine(policy=policy, max_num_seqs=2, backend=FakeBackend(eos=-1, max_model_len=256))
+        for name in ("a", "b"):
+            engine.add(request_of(name, 10, max_tokens=40, priority=5))
+        for _ in range(4):
+            engine.step()
+        engine.add(request_of("urgent", 12, max_tokens=4, priority=0))
+        ends[policy.preempts] = list(drain(engine).values())
+    assert [(one.request_id, one.num_preemptions) for one in ends[True]] == [("urgent", 0), ("a", 0), ("b", 1)]
+    assert ends[True][2].token_ids.tolist() == fake_text(range(10), 40, eos=-1)
+    assert [one.request_id for one in ends[False]] == ["a", "b", "urgent"]
 
 
 def test_nobody_is_pushed_out_where_that_would_not_be_enough(request_of):

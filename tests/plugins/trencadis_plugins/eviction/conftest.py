@@ -1,3 +1,0 @@
-"""Makes ``tests/support`` importable."""
-
-from __future__ import annotations
