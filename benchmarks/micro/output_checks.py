@@ -17,11 +17,12 @@ import torch
 from trencadis.engine.batching.passes import PassCounts
 from trencadis.engine.commit.output_check import OutputCheck
 from trencadis.engine.inspect.accounting import SubmittedStep
-from trencadis.engine.sampling.guarded import GuardedAcceptance, GuardedSampler
+from trencadis.engine.sampling.guarded import GuardedSampler
 from trencadis.interfaces import SamplingContext, Verification
 from trencadis.records import Plan, RowStart, SamplingParams, StepOutput
 from trencadis_plugins.acceptance.match import Match
 from trencadis_plugins.sampling.greedy import GreedySampler
+from trencadis_stages.speculation.acceptance import GuardedAcceptance
 from trencadis_testing.backend import ArgmaxSampler
 
 VOCAB_SIZE = 32_000

@@ -258,7 +258,7 @@ class DraftLengthConformance:
             warmup=False,
         )
         served = serve(engine, clock, todo, abort_every=abort_every)
-        fault = engine.inspect().speculation_fault
+        fault = engine.inspect().stages["speculation"]
         assert not fault, f"the engine switched speculation off: {fault}"
         return served
 

@@ -19,6 +19,7 @@ from trencadis_testing.fakes import FakeBackend
 
 if TYPE_CHECKING:
     from trencadis.engine.engine import Engine
+    from trencadis.engine.stage import Made
     from trencadis.interfaces import (
         AcceptanceRule,
         Backend,
@@ -87,8 +88,8 @@ def make_engine(
     num_blocks: int = 64,
     block_size: int = 4,
     observers: Sequence[tuple[str, Observer]] = (),
-    speculator: Speculator | None = None,
-    draft_length: DraftLength | None = None,
+    speculator: Speculator | Made | None = None,
+    draft_length: DraftLength | Made | None = None,
     acceptance: AcceptanceRule | None = None,
     connector: ConnectorPair | None = None,
     sampling_fingerprint: SamplingFingerprint | None = None,
@@ -126,8 +127,8 @@ def make_engine(
         num_blocks: KV blocks of a rank.
         block_size: Tokens per block.
         observers: Names and observers.
-        speculator: Who drafts.
-        draft_length: How much; as much as may be if none.
+        speculator: Who drafts; or it and its fallback, ``Made``.
+        draft_length: How much; as much as may be if none. It may come with its fallback, too.
         acceptance: Which drafts stand; those that match if none. The fake backend does not ask it.
         connector: A KV connector.
         sampling_fingerprint: Fingerprint that is sent to other engines that are to choose first tokens.
@@ -156,7 +157,6 @@ def make_engine(
     from trencadis.config import schema
     from trencadis.engine.build import compose_engine
     from trencadis.engine.parts import Parts
-    from trencadis.engine.speculation.drafting import Speculation
     from trencadis.engine.stage import Made, SamplingRules
 
     backend = backend or FakeBackend(max_model_len=num_blocks * block_size)
@@ -186,11 +186,15 @@ def make_engine(
         defragmenter=schema.DefragmenterConfig(**(defragmenter or {})),
         tables=dict(tables or {}),
     )
-    speculation = None
+    made = {} if connector is None else {"kv_connector": Made(label="the KV connector", component=connector)}
     if speculator is not None:
-        speculation = Speculation(
-            speculator=speculator, length=draft_length or AsManyAsMay(), acceptance=acceptance or Matching()
-        )
+        nouns = {
+            "speculation": speculator,
+            "draft_length": draft_length or AsManyAsMay(),
+            "acceptance": acceptance or Matching(),
+        }
+        for noun, one in nouns.items():
+            made[noun] = one if isinstance(one, Made) else Made(label=type(one).__name__, component=one)
     evictions = iter([eviction])
     parts = Parts(
         executor=executor,
@@ -199,8 +203,7 @@ def make_engine(
         scheduling=("scheduling", policy or ServeInOrder(), ServeInOrder if fallback else None),
         make_eviction=lambda: ("eviction", next(evictions, None) or OldestFirst(), OldestFirst if fallback else None),
         observers=tuple(observers),
-        speculation=speculation,
-        made={} if connector is None else {"kv_connector": Made(label="the KV connector", component=connector)},
+        made=made,
         stages=_with_further(_installed_stages(), stages, contains_faults=contains_faults),
         sampling=SamplingRules(
             fingerprint=sampling_fingerprint, can_start_with=can_start_with, prepare=prepare, is_portable=is_portable

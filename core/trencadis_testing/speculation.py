@@ -338,7 +338,7 @@ def _serve(
         warmup=False,
     )
     served = serve(engine, clock, todo, abort_every=abort_every)
-    fault = engine.inspect().speculation_fault
+    fault = engine.inspect().stages.get("speculation")
     assert not fault, f"the engine switched speculation off: {fault}"
     return served
 

@@ -75,6 +75,14 @@ def _make_transfer(makings: Any) -> Any:
     return make_transfer(makings)
 
 
+def _make_speculation(makings: Any) -> Any:
+    if makings.made("speculation") is None:
+        return None
+    from trencadis_stages.speculation.speculation import Speculation
+
+    return Speculation(makings)
+
+
 def _make_shadow(makings: Any) -> Any:
     from trencadis_stages.shadow.shadow import make_shadow
 
@@ -146,6 +154,22 @@ _STAGES = (
         make=_make_partitions,
         summary="Divides rows and KV blocks over ranks that have sequences of their own.",
         when=lambda config: config.parallel.attention == "data" and config.parallel.tensor > 1,
+        before=frozenset({"speculation"}),
+    ),
+    StageDefinition(
+        name="speculation",
+        make=_make_speculation,
+        summary="Has drafts made, and tells what became of them.",
+        uses=frozenset({"speculation", "draft_length", "acceptance"}),
+        layouts=(
+            LayoutFeature(
+                name="Speculation: any drafter, in lines and trees", setting="speculation.name", unless=("", "none")
+            ),
+            LayoutFeature(
+                name="Acceptance rules, with distributions of drafts too", setting="acceptance.name", unless=("match",)
+            ),
+        ),
+        before=frozenset({"pipeline"}),
     ),
     StageDefinition(
         name="pipeline",

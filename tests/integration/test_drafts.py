@@ -114,7 +114,7 @@ def test_a_speculator_that_fails_is_switched_off_and_requests_go_on(way: str, ca
     for name, end in drain(engine).items():
         assert end.token_ids.tolist() == fake_text(PROMPT, 4 if name == "first" else 40, eos=-1)
         assert end.finish_reason is FinishReason.LENGTH
-    assert engine.inspect().speculation_fault.startswith("Broken raised")
+    assert engine.inspect().stages["speculation"].startswith("Broken raised")
     assert engine.totals.num_drafters_quarantined == 1
     assert speculator.is_closed
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]

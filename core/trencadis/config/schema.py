@@ -69,6 +69,7 @@ STAGE_OF_SETTING: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "kv_connector.name": ("transfer", ("", "none")),
     "parallel.attention": ("partitions", ("tensor",)),
     "parallel.pipeline": ("pipeline", (1,)),
+    "speculation.name": ("speculation", ("", "none")),
 }
 """Stage without which a setting would be left out silently, by setting, with the values for which none is needed."""
 

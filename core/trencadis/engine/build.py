@@ -38,7 +38,6 @@ from trencadis.engine.parts import (
 from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.sampling.requests import make_sampler
 from trencadis.engine.scheduling.guarded import GuardedScheduling
-from trencadis.engine.speculation.components import check_speculation, make_drafting, with_drafter
 from trencadis.engine.stage import AnyEngine, BareParts, EngineKinds, Stage, Stages
 from trencadis.engine.state import EngineState
 from trencadis.errors import PluginError, TrencadisError
@@ -220,17 +219,19 @@ def compose_engine(
     executor, capabilities = parts.executor, parts.executor.capabilities
     config = without_sharing(config, capabilities)
     block_size = config.cache.block_size or capabilities.default_block_size
-    drafter = parts.speculation.speculator if parts.speculation else None
-    check_speculation(parts.speculation, executor)
-    max_drafts = drafter.max_draft_tokens if drafter else 0
     meters = Meters(config, clock)
     stages = make_stages(config, parts, _layout(config), meters)
-    kinds = make_kinds(config, stages, has_drafter=drafter is not None)
+    kinds = make_kinds(config, stages)
     max_model_len, num_blocks = size_cache(
-        config, with_drafter(parts.model, drafter), executor, block_size=block_size, num_parts=kinds.num_parts
+        config,
+        parts.model,
+        executor,
+        block_size=block_size,
+        num_parts=kinds.num_parts,
+        further_bytes=kinds.kv_bytes_per_token,
     )
-    limits = limits_of(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
-    executor.allocate(_allocation(config, limits, parts, stages))
+    limits = limits_of(config, capabilities, block_size, max_model_len, num_blocks, kinds.num_to_verify)
+    executor.allocate(_allocation(config, limits, stages))
     state = _state(config, parts, kinds, HeldClock(clock), limits, meters)
     part_limits = limits_of_part(limits, kinds.num_parts)
     made = parts.make_bucketing(part_limits)
@@ -243,7 +244,6 @@ def compose_engine(
         refuse_unprepared=config.bucketing.on_miss == "refuse",
     )
     warmed = _warm_up(config, executor, bucketing, passes, part_limits, clock=clock, progress=progress)
-    drafting = make_drafting(parts.speculation, state, executor, parts.model, limits, passes.padded_tokens, meters)
     policy = _policy(parts, kinds, state, meters)
     scheduler = kinds.scheduler(
         state,
@@ -251,7 +251,6 @@ def compose_engine(
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         max_preemptions=config.engine.max_preemptions,
         max_wait_s=config.engine.max_wait_s,
-        drafting=drafting,
     )
     engine = kind(
         state=state,
@@ -336,7 +335,7 @@ def compose_bare_engine(config: Config, parts: CommonParts, *, clock: Clock | No
     return engine
 
 
-def _allocation(config: Config, limits: BucketLimits, parts: Parts, stages: Sequence[Stage]) -> AllocationPlan:
+def _allocation(config: Config, limits: BucketLimits, stages: Sequence[Stage]) -> AllocationPlan:
     """Return what is to be allocated, the stages' wishes included."""
     plan = AllocationPlan(
         num_blocks=limits.num_blocks,
@@ -344,8 +343,6 @@ def _allocation(config: Config, limits: BucketLimits, parts: Parts, stages: Sequ
         num_rows=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_draft_tokens=limits.max_draft_tokens,
-        acceptance=parts.speculation.acceptance if parts.speculation else None,
         layer_wait_s=config.cache.layer_wait_s,
     )
     return as_stages_leave(stages, "allocate", plan)

@@ -125,7 +125,7 @@ class Engine:
         self._outputs = OutputCheck(vocab_size=self.model.vocab_size, label=accounting.label, stages=stages)
         self._recovery = Recovery(state)
         self._in_flight = StepsInFlight(self._outputs, stages)
-        self._endings = Endings(state, scheduler, stages, self._recovery, accounting, self._in_flight)
+        self._endings = Endings(state, scheduler.policy, stages, self._recovery, accounting, self._in_flight)
         self._failures = Failures(
             state, executor, batches, stages, self._recovery, self._endings, accounting, self._in_flight
         )
@@ -173,6 +173,7 @@ class Engine:
             warm_up=self.warm_up,
             buckets=self._batches.passes,
             take_part=stages.take_part,
+            totals=self.totals,
         )
         for stage in stages.called:
             stage.bind(parts)
@@ -184,7 +185,7 @@ class Engine:
             scheduler.wants_step = lambda: any(ask() for ask in asks)
         self._takes = {kind: take for stage in stages.all for kind, take in stage.takes.items()}
         self._answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "totals": lambda _: {**attrs.asdict(self.totals), "drafter": scheduler.drafting.drafter},
+            "totals": lambda _: {**attrs.asdict(self.totals), "drafter": ""},
             "switched_off": lambda _: off_table(),
             **{question: answer for stage in stages.all for question, answer in stage.answers.items()},
         }
@@ -346,8 +347,7 @@ class Engine:
     def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to an operator's question, or make a change.
 
-        The engine's own: ``totals``, the fields of :class:`~trencadis.engine.inspect.accounting.EngineTotals` and ``drafter``, the name of the
-        speculator that drafts now; and ``switched_off``. Stages have their own.
+        The engine's own: ``totals``, the fields of :class:`~trencadis.records.EngineTotals`; and ``switched_off``. Stages have their own.
 
         Raises:
             TrencadisError: See :func:`~trencadis.engine.inspect.answers.answered`.
@@ -373,7 +373,6 @@ class Engine:
             self._state,
             steps_in_flight=(step.plan.step for step in self._in_flight),
             stages=self._stages.called,
-            speculation_fault=self._scheduler.drafting.fault,
         )
 
     def output_lens(self) -> dict[str, tuple[int, int, bool]]:
@@ -413,7 +412,6 @@ class Engine:
                     self._in_flight.drain_one()
         self._accounting.close()
         try:
-            self._scheduler.drafting.close()
             for stage in self._stages.called:
                 stage.close()
             self._on_close()
@@ -446,15 +444,15 @@ class Engine:
         for received in self._stages.received:
             received(step, output)
         deltas = self._committer.commit(plan, output)
+        step.num_kept = self._committer.num_kept
         if self._recovery.suspects:
             self._recovery.step_done(plan)
-        if self._scheduler.drafting.is_on:
-            self._scheduler.drafting.verified(plan, output)
         if deltas.finished or self._endings.ended:
             deltas = self._endings.announce_all(deltas)
         step.commit_s = self._clock.now_s() - step.output_s
-        self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted)
-        return self._stages.end_step(step, output, deltas)
+        shown = self._stages.end_step(step, output, deltas)
+        self._accounting.committed(step, output, deltas)
+        return shown
 
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""

@@ -68,7 +68,6 @@ _OWN: Final = frozenset(
         "num_admitted",
         "num_compilations",
         "num_quarantined",
-        "num_drafted_sequences",
         "num_bucket_hits",
         "num_fallbacks",
         "num_substituted",

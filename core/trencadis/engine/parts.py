@@ -15,8 +15,6 @@ from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.sampling.requests import Sampling
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
-from trencadis.engine.speculation.components import make_speculation
-from trencadis.engine.speculation.drafting import Speculation
 from trencadis.engine.stage import EngineKinds, Made, Makings, SamplingRules, Stage
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError, TrencadisError
 from trencadis.faults import as_words, shown
@@ -68,7 +66,6 @@ class Parts(CommonParts):
         make_bucketing: Makes the strategy and, second, its fallback (or None), from the limits.
         scheduling: Label, policy, and maker of its fallback (or None).
         make_eviction: Makes the same of another eviction policy each time, one for each part of the KV blocks.
-        speculation: Who drafts, how much, and which drafts stand; or None.
         made: Components that stages use, by noun.
         builder: Makes components by any plan; None: the parts were made without plugins.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
@@ -80,7 +77,6 @@ class Parts(CommonParts):
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
     scheduling: tuple[str, SchedulingPolicy, Callable[[], SchedulingPolicy] | None]
     make_eviction: Callable[[], tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]]
-    speculation: Speculation | None = None
     made: Mapping[str, Made] = attrs.Factory(dict)
     builder: Builder | None = None
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
@@ -97,8 +93,8 @@ def make_bare_parts(builder: Builder, executor: Executor, model: ModelFacts) -> 
         PluginError: The built-in stages are missing.
     """
     plan = builder.plan
-    for noun in ("speculation", *_used(builder)):
-        if noun in plan.choices:
+    for noun in _used(builder):
+        if noun in plan.choices and not builder.registry.nouns[noun].helps:
             raise ConfigValueError(
                 f"[{noun}] name = {plan.choices[noun].component}: {model.architecture} is an encoder, which generates nothing.",
                 hint=f"Leave [{noun}] name empty, or name a model that generates in model.path.",
@@ -121,7 +117,6 @@ def make_parts(
         make_bucketing=functools.partial(_make_bucketing, builder),
         scheduling=builder.guarded("scheduling"),
         make_eviction=lambda: builder.guarded("eviction"),
-        speculation=make_speculation(builder, sampling),
         made={noun: _made(builder, noun) for noun in _used(builder) if noun in plan.choices},
         builder=builder,
         sampling=sampling.rules(model),
@@ -160,9 +155,11 @@ def _used(builder: Builder) -> list[str]:
 
 def _made(builder: Builder, noun: str) -> Made:
     """Make the component that serves a noun."""
+    label, component, make_fallback = builder.guarded(noun)
     return Made(
-        label=builder.label(noun),
-        component=builder.make(builder.plan.choices[noun]),
+        label=label,
+        component=component,
+        make_fallback=make_fallback,
         remake=functools.partial(_made_in_rank, builder, noun),
     )
 
@@ -212,16 +209,14 @@ def make_stages(config: Config, parts: Parts, layout: ParallelLayout, meters: Me
     return tuple(made)
 
 
-def make_kinds(config: Config, stages: Sequence[Stage], *, has_drafter: bool) -> EngineKinds:
+def make_kinds(config: Config, stages: Sequence[Stage]) -> EngineKinds:
     """Return what the engine is put together from, as its stages leave it.
 
     Raises:
         TrencadisError: See :func:`as_stages_leave`.
     """
-    # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead of one with the same sequences.
-    depth = 1 if has_drafter or not config.engine.async_scheduling else 2
     kinds = EngineKinds(
-        depth=depth,
+        depth=2 if config.engine.async_scheduling else 1,
         blocks=lambda *, num_blocks, make_eviction: BlockManager(num_blocks=num_blocks, eviction=make_eviction()),
         passes=PassPlanner,
         policy=lambda _, *made, **options: GuardedScheduling(*made, **options),

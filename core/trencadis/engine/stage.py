@@ -75,12 +75,14 @@ class Made:
     Attributes:
         label: Names it and its distribution in messages.
         component: What its factory returned.
+        make_fallback: Makes what takes over from it; None: nothing does.
         remake: Makes it again in the process of a rank, to which this function can travel: returns another ``Made``, and what measures calls
             there. None: everything runs in this process.
     """
 
     label: str
     component: Any
+    make_fallback: Callable[[], Any] | None = None
     remake: Callable[[], tuple[Made, Callable[..., CallMeter]]] | None = None
 
 
@@ -146,6 +148,10 @@ class PassBuckets(Protocol):
     def prepared(self, buckets: tuple[Bucket, ...]) -> None:
         """Note buckets that the device has prepared."""
 
+    def padded_tokens(self, num_sequences: int, query_len: int) -> int:
+        """Return the token positions of a decode pass over so many sequences with so many tokens each."""
+        ...
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class EngineKinds:
@@ -154,15 +160,19 @@ class EngineKinds:
     Attributes:
         depth: Steps in flight at once, at least 1.
         num_parts: Parts of equal size into which rows and blocks are divided; a sequence has all that it has in one of them.
+        num_to_verify: Most tokens of a sequence that a step verifies.
+        kv_bytes_per_token: Kept on the device for each token beside the KV cache, bytes.
         blocks: Makes the KV blocks, a ``BlockManager`` with so many ``parts``; takes ``num_blocks``, those of all parts, and ``make_eviction``,
             which returns another guarded eviction policy each time.
         passes: Makes what splits plans into passes, from the arguments of ``PassPlanner``; ``limits`` are those of a part.
         policy: Makes the guarded scheduling policy, from the engine's state and the arguments of ``GuardedScheduling``.
-        scheduler: Makes what makes plans, from the arguments of ``Scheduler``.
+        scheduler: Makes what makes plans, from the arguments of ``Scheduler``; with ``propose`` it asks for tokens to verify before each plan.
     """
 
     depth: int
     num_parts: int = 1
+    num_to_verify: int = 0
+    kv_bytes_per_token: int = 0
     blocks: Callable[..., Any]
     passes: Callable[..., Any]
     policy: Callable[..., Any]
@@ -307,6 +317,7 @@ class EngineParts:
         buckets: The buckets in which passes run.
         take_part: With False a stage has nothing to do in steps for now: ``before_step``, ``after_plan``, ``after_build``, ``received`` and
             ``after_step`` are not called, and ``wants_step`` is not asked. True is the start.
+        totals: Counters since the start.
     """
 
     config: Config
@@ -327,6 +338,7 @@ class EngineParts:
     warm_up: WarmUp
     buckets: PassBuckets
     take_part: Callable[[Stage, bool], None]
+    totals: EngineTotals
 
 
 def _claim_test(method: str, answer: Any, sequence: Sequence) -> Claim | None:

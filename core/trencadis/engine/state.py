@@ -105,7 +105,7 @@ class EngineState:
         self.waiting_of: Callable[[Request], tuple[int, int]] = lambda _: (0, 0)
         self.num_kept_blocks = 0
         self.shown: dict[str, int] = {}
-        self.gauges: dict[str, int] = {}
+        self.gauges: dict[str, Any] = {}
         self.slot_of: dict[str, int] = {}
         self.row_starts: list[RowStart] = []
         self._seed = seed

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 from trencadis.errors import InternalError
 from trencadis.interfaces import PendingStep
-from trencadis.records import Pass, Plan, StepOutput
+from trencadis.records import Drafts, Int32Array, Pass, Plan, StepOutput
 
 __all__ = [
     "NOT_SUBMITTED",
     "NO_PASSES",
     "Obstacle",
     "PassCounts",
+    "Proposal",
     "SchedulingChanged",
     "SubmittedStep",
 ]
@@ -39,6 +41,9 @@ class PassCounts:
 NO_PASSES = PassCounts()
 
 
+_EMPTY = np.empty(0, np.int32)
+
+
 class _NotSubmitted(PendingStep):
     """The pending step of a plan that was not submitted yet."""
 
@@ -48,6 +53,19 @@ class _NotSubmitted(PendingStep):
 
 
 NOT_SUBMITTED = _NotSubmitted()
+
+
+@attrs.frozen(eq=False)
+class Proposal:
+    """Tokens that a plan is to verify, as far as there is room: what may follow the known tokens of some running sequences.
+
+    Attributes:
+        slots: Slots of the sequences, int32 ``[n]``.
+        tokens: Tokens of each, in the same order.
+    """
+
+    slots: Int32Array
+    tokens: Drafts
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -70,6 +88,8 @@ class SubmittedStep:
         policy: Name of the scheduling policy that decided it.
         num_quarantined: Scheduling policies that a fallback replaced, total since the start.
         num_brought: Tokens that sequences were given while it was planned, which no step computes.
+        num_kept: Where tokens were verified, how many of its output each sequence of the plan was given: none after an end.
+        is_dropped: Its output does not count: an older step failed, or the engine closes.
         stats: Further fields of ``StepStats``, and of ``EngineTotals`` by the same name, from stages; numbers.
     """
 
@@ -88,6 +108,8 @@ class SubmittedStep:
     policy: str = ""
     num_quarantined: int = 0
     num_brought: int = 0
+    num_kept: Int32Array = _EMPTY
+    is_dropped: bool = False
     stats: dict[str, Any] = attrs.field(factory=dict)
 
 

@@ -73,6 +73,10 @@ class Drafts:
             distributions=distributions,
         )
 
+    def copy(self) -> Drafts:
+        """Return the same drafts, with counts and tokens of their own. Pure."""
+        return attrs.evolve(self, num_drafts=self.num_drafts.copy(), token_ids=self.token_ids.copy())
+
 
 def _total(plan: Plan) -> int:
     return int(plan.num_scheduled.sum())
@@ -117,3 +121,8 @@ class Plan:
     def num_sequences(self) -> int:
         """Sequences in the step."""
         return len(self.slots)
+
+    @property
+    def num_to_verify(self) -> Int32Array:
+        """Tokens of each sequence that the step verifies, the last ones of ``num_scheduled``, int32 ``[num_sequences]``."""
+        return np.zeros(len(self.slots), np.int32) if self.drafts is None else self.drafts.num_drafts

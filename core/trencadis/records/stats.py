@@ -75,8 +75,8 @@ class StepStats:
     num_prompt_tokens_cached: int
     num_prompt_tokens_admitted: int
     num_recomputed_tokens: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_free_blocks: int
     num_cached_blocks: int
     num_used_blocks: int

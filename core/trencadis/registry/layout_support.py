@@ -80,10 +80,6 @@ FEATURES: Final = (
     LayoutFeature(name="Scheduling, eviction, bucketing, observers: any strategy"),
     LayoutFeature(name="Steps planned ahead", setting="engine.async_scheduling", unless=(False,)),
     LayoutFeature(name="Prefix caching", setting="cache.prefix_caching", unless=(False,)),
-    LayoutFeature(name="Speculation: any drafter, in lines and trees", setting="speculation.name", unless=("", "none")),
-    LayoutFeature(
-        name="Acceptance rules, with distributions of drafts too", setting="acceptance.name", unless=("match",)
-    ),
     LayoutFeature(name="Seeds, penalties, several outputs, beam search"),
     LayoutFeature(name="Log-probabilities of outputs and prompts"),
     LayoutFeature(name="Structured output"),

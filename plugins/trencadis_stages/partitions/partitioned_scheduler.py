@@ -17,8 +17,9 @@ import numpy as np
 from trencadis.engine.scheduling.admission import Admission, Outcome
 from trencadis.engine.scheduling.scheduler import Preemptor, Scheduler
 from trencadis.engine.sequences import Sequence
+from trencadis.engine.step import Proposal
 from trencadis.interfaces import SchedulerView, TokenSplit
-from trencadis.records import BoolArray, Drafts, Int32Array, Int64Array, Plan
+from trencadis.records import BoolArray, Int32Array, Int64Array, Plan
 from trencadis_stages.partitions.partitioned_blocks import PartitionedBlocks
 
 __all__ = ["PartitionedAdmission", "PartitionedPreemptor", "PartitionedScheduler"]
@@ -130,13 +131,13 @@ class PartitionedScheduler(Scheduler):
                 return None
         return super()._plan_decodes(view, split, places, computed, ends)
 
-    def _add_drafts(
-        self, view: SchedulerView, decodes: Int32Array, token_budget: int, drafts: Drafts, draft_slots: Int32Array
+    def _extend(
+        self, view: SchedulerView, decodes: Int32Array, token_budget: int, proposal: Proposal
     ) -> tuple[Int32Array, Int32Array]:
         slots, counts = [decodes[:0]], [np.empty(0, np.int32)]
         for partition, is_there in self._by_partition(decodes):
             with self._within(partition):
-                mine, lengths = super()._add_drafts(view, decodes[is_there], token_budget, drafts, draft_slots)
+                mine, lengths = super()._extend(view, decodes[is_there], token_budget, proposal)
             token_budget -= int(lengths.sum()) - len(mine)
             slots.append(mine)
             counts.append(lengths)

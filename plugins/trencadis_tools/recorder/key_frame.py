@@ -122,8 +122,8 @@ class KeyFrame:
         return frame, self.obstacles + [one.obstacle for one in memories if one.obstacle]
 
 
-_OF_SCHEDULER = ("next_step", "had_drafts")
-"""Fields of the scheduler, which lie beside the parts in a frame."""
+_OF_SCHEDULER = {"next_step": "next_step", "verifies": "had_drafts"}
+"""Names in a frame of the scheduler's fields, which lie beside the parts there."""
 
 
 def _parts_of(engine: EngineParts) -> dict[str, Restorable]:
@@ -152,7 +152,7 @@ def take_frame(engine: EngineParts, lives: Sequence[RecordedLife]) -> KeyFrame:
         obstacles.append("a request waited for its sampler where the record begins")
     return KeyFrame(
         plain={
-            **engine.kept["scheduler"].copy_state(),
+            **{_OF_SCHEDULER[name]: value for name, value in engine.kept["scheduler"].copy_state().items()},
             "now_s": state.clock.now_s(),
             "requests": [id(life) for life in lives],
             "sequences": [_sequence(state, life.sequence) for life in lives if life.sequence is not None],
@@ -194,7 +194,7 @@ def restore_frame(
     for name, part in _parts_of(engine).items():  # the table once more: sequences that enter change columns
         part.restore_state(frame[name])
     state.running = frame["running"]
-    engine.kept["scheduler"].restore_state({name: frame[name] for name in _OF_SCHEDULER})
+    engine.kept["scheduler"].restore_state({name: frame[key] for name, key in _OF_SCHEDULER.items()})
     hash_of = _hashes(state, frame, request_of, tokens_of)
     _restore_blocks(state, frame, hash_of, restores_eviction=restores_eviction)
     if restores_scheduling:

@@ -52,7 +52,7 @@ class SteadyEngine(Engine):
         """
         is_divided = len(self._state.blocks.parts) > 1
         is_watched = self._stages.after_step or self._accounting.is_watched or self._policy.beside is not None
-        if not (is_watched or is_divided or self._state.on_filled or self._scheduler.drafting.is_configured):
+        if not (is_watched or is_divided or self._state.on_filled or self._scheduler.propose):
             self._device, self._max_steps = device, max_steps
             self._in_flight.before_drain = self._before_drain
             self._scheduler.next_plan = functools.partial(self._next_plan, device, self._scheduler.next_plan)  # type: ignore[method-assign]
@@ -151,7 +151,7 @@ class SteadyEngine(Engine):
             step.plan = attrs.evolve(step.plan, num_scheduled=lengths, num_tokens=num_steps * len(lengths))
         deltas = self._committer.commit(step.plan, output)
         step.commit_s = self._clock.now_s() - step.output_s
-        self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted)
+        self._accounting.committed(step, output, deltas)
         self.totals.num_steps += num_steps - 1
         self.totals.num_sequence_steps += len(deltas.slots) * (num_steps - 1)
         return deltas

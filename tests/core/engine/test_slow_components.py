@@ -11,12 +11,12 @@ import pytest
 from support.kv.wild_connector import WildConnector, WildScheduler
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import Config
-from trencadis.engine.speculation.drafting import Drafting, Speculation
+from trencadis.engine.stage import Made
 from trencadis.faults import Fallback, switched_off
 from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy, SupportsHandover, TokenSplit
 from trencadis.records import Bucket, FinishReason, Request, SamplingParams, Shape
 from trencadis.registry.building import Meters
-from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
+from trencadis_testing.doubles import AsManyAsMay, ScriptedSpeculator
 from trencadis_testing.engines import ExactShapes, OldestFirst, drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 
@@ -141,19 +141,17 @@ def test_a_slow_drafter_without_a_fallback_ends_speculation_and_no_request(
             clock.advance(20.0 if slow_part == "length" else 0.0)
             return super().choose(view)
 
-    engine = make_engine(clock=clock, backend=FakeBackend(eos=-1), speculator=ScriptedSpeculator(drafts))
-    parts = Speculation(
-        speculator=ScriptedSpeculator(drafts),
-        length=SlowLength(),
-        acceptance=Matching(),
-        labels=("drafter d", "length l"),
+    engine = make_engine(
+        clock=clock,
+        backend=FakeBackend(eos=-1),
+        speculator=Made(label="drafter d", component=ScriptedSpeculator(drafts)),
+        draft_length=Made(label="length l", component=SlowLength()),
     )
-    engine._scheduler.drafting = Drafting(engine._state, parts, meter_of=Meters(Config(), clock))
     engine.add(request("r", 40))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 40, eos=-1)
     assert clock.now_s() == pytest.approx(100.0 if slow_part == "speculator" else 20.0), "four calls may compile"
     name = "drafter d took 20 s in propose()" if slow_part == "speculator" else "length l took 20 s in choose()"
-    assert name in engine._scheduler.drafting.fault
+    assert name in engine.stage("speculation").fault
     assert "Speculation goes off" in caplog.text
 
 
@@ -308,10 +306,8 @@ def test_a_slow_drafter_drafts_again_after_a_while() -> None:
     engine = make_engine(
         clock=clock, backend=FakeBackend(eos=-1, max_model_len=512), speculator=ScriptedSpeculator(drafts)
     )
-    parts = Speculation(speculator=ScriptedSpeculator(drafts), length=AsManyAsMay(), acceptance=Matching())
-    engine._scheduler.drafting = Drafting(engine._state, parts, meter_of=Meters(Config(), clock))
     engine.add(request("r", 200))
-    while len(asked) < 5 or not engine._scheduler.drafting.fault:
+    while len(asked) < 5 or not engine.stage("speculation").fault:
         engine.step()
     for _ in range(5):
         engine.step()
@@ -319,6 +315,6 @@ def test_a_slow_drafter_drafts_again_after_a_while() -> None:
     clock.advance(61.0)
     engine.step()
     assert len(asked) == 6
-    assert not engine._scheduler.drafting.fault
-    assert engine._scheduler.drafting.num_quarantined == 1
+    assert not engine.stage("speculation").fault
+    assert engine.stage("speculation").num_quarantined == 1
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 200, eos=-1)

@@ -71,7 +71,7 @@ class Asked:
         self.drafts: list[tuple[list[int], list[int]]] = []
         self.parents: list[list[int]] = []
         self.num_missing = 0
-        speculator, inner = engine._scheduler.drafting._speculator.strategy, None
+        speculator, inner = engine.stage("speculation")._speculator.strategy, None
         inner = speculator.propose
 
         def propose(view: Any) -> Any:
@@ -86,7 +86,7 @@ class Asked:
             return found
 
         speculator.propose = propose  # type: ignore[method-assign]
-        engine._scheduler.drafting._speculator.strategy = speculator
+        engine.stage("speculation")._speculator.strategy = speculator
 
 
 def serve(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> dict[str, FinishedSequence]:
@@ -95,7 +95,7 @@ def serve(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PRO
     ends: dict[str, FinishedSequence] = {}
     while engine.has_work:
         ends.update((end.request_id, end) for end in engine.step().finished)
-    fault = engine.inspect().speculation_fault
+    fault = engine.inspect().stages["speculation"]
     assert not fault, fault
     assert not any(end.error for end in ends.values())
     return ends

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import attrs
 import numpy as np
 
 from trencadis.engine.guard import Guarded
@@ -18,7 +17,6 @@ from trencadis.records import (
     Batch,
     Bucket,
     BucketLimits,
-    Drafts,
     Int32Array,
     Pass,
     Phase,
@@ -64,13 +62,9 @@ class BatchBuilder:
             row_starts=row_starts,
             table_writes=state.rows.take_writes(),
             passes=passes,
-            drafts=None if plan.drafts is None else _copied(plan.drafts),
+            # The plan is committed by its own numbers, whatever a backend writes to its batch.
+            drafts=None if plan.drafts is None else plan.drafts.copy(),
         )
-
-
-def _copied(drafts: Drafts) -> Drafts:
-    """Return the same drafts: the plan is committed by its own numbers, whatever a backend writes to its batch. Pure."""
-    return attrs.evolve(drafts, num_drafts=drafts.num_drafts.copy(), token_ids=drafts.token_ids.copy())
 
 
 logger = logging.getLogger("trencadis.engine")
@@ -157,13 +151,12 @@ class PassPlanner:
         num_sequences = len(plan.slots)
         if not num_sequences:
             return ()
-        num_drafts = 0 if plan.drafts is None else plan.drafts.num_drafts
         is_single = plan.num_tokens == num_sequences  # one token each
         if self._ragged or self._unified or is_single:
             everything = np.arange(num_sequences, dtype=np.int32)
-            is_decode = is_single or bool((plan.num_scheduled == 1 + num_drafts).all())
+            is_decode = is_single or bool((plan.num_scheduled == 1 + plan.num_to_verify).all())
             return (self._pass(plan, everything, Phase.DECODE if is_decode else Phase.PREFILL, block_tables),)
-        is_prefill = plan.num_scheduled > 1 + num_drafts
+        is_prefill = plan.num_scheduled > 1 + plan.num_to_verify
         passes = [
             self._pass(plan, group, Phase.PREFILL, block_tables)
             for group in self._group(plan, np.flatnonzero(is_prefill).astype(np.int32))
@@ -219,8 +212,8 @@ class PassPlanner:
             self._bucketing.ask.observe(shape, bucket)
         samples = plan.samples if whole else plan.samples[indices]
         num_logits = samples.astype(np.int32)
-        if plan.drafts is not None:
-            num_logits *= 1 + plan.drafts.num_drafts[indices]
+        if not is_single:
+            num_logits *= 1 + plan.num_to_verify[indices]
         asks = self._table.num_prompt_logprobs
         return Pass(
             bucket=bucket,

@@ -25,9 +25,23 @@ logger = logging.getLogger("trencadis.engine")
 
 
 def size_cache(
-    config: Config, model: ModelFacts, executor: Executor, *, block_size: int, num_parts: int = 1
+    config: Config,
+    model: ModelFacts,
+    executor: Executor,
+    *,
+    block_size: int,
+    num_parts: int = 1,
+    further_bytes: int = 0,
 ) -> tuple[int, int]:
     """Return the longest sequence in tokens, which one part of the blocks holds, and the number of blocks of all parts.
+
+    Args:
+        config: Tables ``model``, ``engine`` and ``cache`` are read.
+        model: The loaded model.
+        executor: Measures memory.
+        block_size: Tokens per block.
+        num_parts: Parts of equal size into which rows and blocks are divided.
+        further_bytes: Kept on the device for each token beside the KV cache.
 
     Raises:
         ConfigValueError: ``model.max_model_len`` exceeds the model's own, or asked-for blocks cannot hold it.
@@ -43,7 +57,7 @@ def size_cache(
             config,
             report,
             num_needed=needed_blocks(num_seqs, max_model_len, block_size),
-            block_bytes=model.kv_bytes_per_token * block_size,
+            block_bytes=(model.kv_bytes_per_token + further_bytes) * block_size,
             block_size=block_size,
         )
     capacity = num_blocks * block_size
@@ -147,7 +161,7 @@ def limits_of(
     block_size: int,
     max_model_len: int,
     num_blocks: int,
-    max_drafts: int,
+    num_to_verify: int,
 ) -> BucketLimits:
     """Return the sizes of an engine. Pure."""
     max_num_seqs = config.engine.max_num_seqs
@@ -161,7 +175,7 @@ def limits_of(
         num_blocks=num_blocks,
         contiguous=capabilities.contiguous,
         prefix_caching=config.cache.prefix_caching,
-        max_draft_tokens=max_drafts,
+        max_draft_tokens=num_to_verify,
         max_merged_prefills=max_prefills if capabilities.merges_prefills else 1,
         unified=capabilities.layout == "unified",
     )

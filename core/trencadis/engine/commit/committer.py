@@ -35,34 +35,34 @@ class Committer:
         state: The engine's state; changed by :meth:`commit`.
 
     Attributes:
-        num_accepted: Drafts that the newest commit emitted, of each sequence of its plan; those after an end are not.
+        num_kept: Where the newest commit had verified tokens, those that it gave each sequence of its plan: none after an end.
     """
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._stop_check = StopCheck(state)
         self._registers = state.prefix_caching or bool(state.on_filled)
-        self.num_accepted = _EMPTY
+        self.num_kept = _EMPTY
 
     def commit(self, plan: Plan, output: StepOutput) -> TokenDeltas:
         """Apply the output of ``plan``; what no longer applies (aborted, finished one step ago) is dropped."""
         table = self._state.table
-        self.num_accepted = _EMPTY
+        self.num_kept = _EMPTY
         failed = self._end_failed(plan, output) if output.row_errors else []
         places = plan.slots.astype(np.intp)  # numpy indexes with its own type at a third of the price
         resident = table.epoch[places] == plan.epochs
         are_resident = 0 not in resident.tobytes()
         emits = resident & (output.num_emitted > 0)
-        if plan.drafts is None and 0 not in emits.tobytes():
+        if plan.drafts is not None:
+            emitting = places[emits]
+            slots, counts, token_ids = self._keep_verified(plan, output, emits)
+        elif 0 not in emits.tobytes():
             slots, token_ids = plan.slots, output.token_ids
             counts, emitting = output.num_emitted, places
-        elif plan.drafts is None:
+        else:
             emitting = places[emits]
             slots, counts = plan.slots[emits], output.num_emitted[emits]
             token_ids = output.token_ids[np.repeat(emits, output.num_emitted)]
-        else:
-            emitting = places[emits]
-            slots, counts, token_ids = self._accept_drafts(plan, output, emits)
         self._append(emitting, counts, token_ids)
         if self._registers:
             self._register_blocks(plan, output, places, resident)
@@ -130,15 +130,14 @@ class Committer:
             for slot, token in zip(slots[ended].tolist(), last[ended].tolist(), strict=True)
         ]
 
-    # ------------------------------------------------------------------------------------------------ drafts
+    # ---------------------------------------------------------------------------------------------- verified tokens
 
-    def _accept_drafts(
+    def _keep_verified(
         self, plan: Plan, output: StepOutput, emits: BoolArray
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Cut accepted runs at the first end, and take back the tokens that were computed in vain."""
-        table = self._state.table
-        assert plan.drafts is not None, "only called with drafts"
-        num_accepted = self.num_accepted = np.zeros(plan.num_sequences, np.int32)
+        """Cut runs at the first end, and take back the tokens that were computed in vain."""
+        table, num_to_verify = self._state.table, plan.num_to_verify
+        num_kept = self.num_kept = np.zeros(plan.num_sequences, np.int32)
         firsts = np.cumsum(output.num_emitted) - output.num_emitted
         slots, counts, parts = plan.slots[emits], [], []
         for i in np.flatnonzero(emits).tolist():
@@ -147,10 +146,9 @@ class Committer:
             run = run[: self._first_end(table.sequence(slot), run)]
             counts.append(len(run))
             parts.append(run)
-            if plan.drafts.num_drafts[i]:
-                # After the accepted drafts comes the token that the model chose, unless the run ends before it.
-                num_accepted[i] = min(len(run), int(output.num_emitted[i]) - 1)
-                # The first scheduled token and the accepted drafts have valid KV; rejected ones are computed again.
+            num_kept[i] = len(run)
+            if num_to_verify[i]:
+                # The first scheduled token and those that stood have valid KV; the others are computed again.
                 table.num_computed_tokens[slot] = int(plan.starts[i]) + len(run)
             table.num_tokens[slot] = table.num_known_tokens[slot] + len(run)
         tokens = np.concatenate(parts) if parts else _EMPTY
@@ -183,7 +181,7 @@ class Committer:
                 continue
             sequence.late_token_epoch = -1
             run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
-            if plan.drafts is not None:
+            if len(run) > 1:
                 run = run[: self._first_end(sequence, run)]
             late.append((slot, run, self._stop_check.append(sequence, run)))
         return late
@@ -194,9 +192,8 @@ class Committer:
         """Make blocks findable that the step filled with committed tokens."""
         state, table = self._state, self._state.table
         ends = plan.starts + plan.num_scheduled
-        if plan.drafts is not None:
-            drafts = plan.drafts.num_drafts
-            ends = np.where(drafts > 0, plan.starts + output.num_emitted, ends)
+        if len(self.num_kept):
+            ends = np.where(plan.num_to_verify > 0, plan.starts + output.num_emitted, ends)
         full = ends // state.block_size
         grown = resident & (full > table.num_hashed_blocks[places])
         if 1 not in grown.tobytes():

@@ -1,4 +1,4 @@
-"""Ends requests, and tells stages, speculator, policy and observers once of each sequence that left the engine."""
+"""Ends requests, and tells stages, policy and observers once of each sequence that left the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 from trencadis.engine.commit.in_flight import StepsInFlight
 from trencadis.engine.commit.recovery import Recovery
 from trencadis.engine.inspect.accounting import Accounting
-from trencadis.engine.scheduling.scheduler import Scheduler
+from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.stage import Stages
 from trencadis.engine.state import EngineState
 from trencadis.errors import StepFailedError
@@ -24,7 +24,7 @@ class Endings:
 
     Args:
         state: The engine's state; changed.
-        scheduler: Scheduler, whose policy and speculator are told.
+        policy: Scheduling policy, which is told.
         stages: Stages, which are told.
         recovery: Forgets its suspicion of a sequence that left.
         accounting: Counts, and tells the observers.
@@ -37,7 +37,7 @@ class Endings:
     def __init__(
         self,
         state: EngineState,
-        scheduler: Scheduler,
+        policy: GuardedScheduling,
         stages: Stages,
         recovery: Recovery,
         accounting: Accounting,
@@ -45,8 +45,7 @@ class Endings:
     ) -> None:
         self.ended: list[FinishedSequence] = []
         self._state = state
-        self._policy = scheduler.policy
-        self._scheduler = scheduler
+        self._policy = policy
         self._stages = stages
         self._recovery = recovery
         self._accounting = accounting
@@ -80,8 +79,6 @@ class Endings:
         for left in self._stages.left:
             left(finished)
         self._recovery.forget(finished.slot)
-        if self._scheduler.drafting.is_on:
-            self._scheduler.drafting.finished(finished.slot, finished.token_ids)
         try:
             self._policy.on_finished(slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids))
         except StepFailedError as error:

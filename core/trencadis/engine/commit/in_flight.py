@@ -41,6 +41,7 @@ class StepsInFlight(deque[SubmittedStep]):
         """Wait for the oldest step and drop its output; returns its plan."""
         self.before_drain()
         step = self.popleft()
+        step.is_dropped = True
         try:
             output = self._outputs.output_of(step)
         except Exception:  # the first failure is the one that is reported

@@ -88,7 +88,7 @@ class OutputCheck:
         if not (type(counts) is type(tokens) is np.ndarray and counts.dtype is tokens.dtype is _INT32):
             return False
         samples = plan.samples.tobytes()
-        if not (counts.ndim == tokens.ndim == 1 and 0 < len(tokens) == samples.count(1)) or plan.drafts is not None:
+        if not (counts.ndim == tokens.ndim == 1 and 0 < len(tokens) == samples.count(1)):
             return False
         if output.row_errors or output.logprobs or output.prompt_logprobs:
             return False
@@ -133,14 +133,13 @@ class OutputCheck:
                 return fault
             least = least.copy()
             least[[one.index for one in output.row_errors]] = False
-        if plan.drafts is None:
-            wrong = counts != least
-        else:
-            wrong = (counts < least) | (counts > least * (1 + plan.drafts.num_drafts))
+        most = least * (1 + plan.num_to_verify)
+        wrong = (counts < least) | (counts > most)
         if np.logical_or.reduce(wrong):
             i = int(wrong.argmax())
-            most = int(least[i]) * (1 if plan.drafts is None else 1 + int(plan.drafts.num_drafts[i]))
-            return f"has {counts[i]} tokens for sequence {i} of the step, which yields {int(least[i])} to {most}"
+            return (
+                f"has {counts[i]} tokens for sequence {i} of the step, which yields {int(least[i])} to {int(most[i])}"
+            )
         total = int(np.add.reduce(counts))
         return "" if total == len(output.token_ids) else f"has {len(output.token_ids)} tokens and counts {total}"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from itertools import zip_longest
+from typing import Any
 
 import attrs
-import numpy as np
 
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
@@ -19,12 +19,9 @@ from trencadis.engine.step import SubmittedStep
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import Executor
 from trencadis.records import (
-    Drafts,
     EngineGauges,
     EngineTotals,
     FinishedSequence,
-    Int32Array,
-    Int64Array,
     Plan,
     StepOutput,
     StepStats,
@@ -32,7 +29,7 @@ from trencadis.records import (
 )
 from trencadis.thread_watch import ENGINE_THREADS, ThreadWatch
 
-__all__ = ["Accounting", "DraftCounts", "NO_DRAFTS", "added", "count_drafts"]
+__all__ = ["Accounting"]
 
 
 logger = logging.getLogger("trencadis.engine")
@@ -66,7 +63,7 @@ class Accounting:
 
     def planned(self, plan: Plan, scheduler: Scheduler) -> SubmittedStep:
         """Return a step with the counts of its plan."""
-        policy, drafting, admission = scheduler.policy, scheduler.drafting, scheduler.admission
+        policy, admission = scheduler.policy, scheduler.admission
         step = SubmittedStep(
             plan=plan,
             num_prompt_tokens_admitted=admission.num_prompt_tokens,
@@ -77,16 +74,11 @@ class Accounting:
         )
         if policy.beside is not None:
             step.stats.update(policy.beside.take_step())
-        if drafting.is_configured:
-            step.stats.update(draft_s=drafting.draft_s, num_drafters_quarantined=drafting.num_quarantined)
         return step
 
-    def committed(
-        self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, *, num_accepted: Int32Array
-    ) -> None:
-        """Count one step; ``num_accepted`` are the emitted drafts of each sequence of its plan."""
+    def committed(self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas) -> None:
+        """Count one step."""
         totals, plan, passes = self.totals, step.plan, step.pass_counts
-        drafts = NO_DRAFTS if plan.drafts is None else count_drafts(plan.drafts, num_accepted)
         num_brought = step.num_brought
         totals.num_steps += 1
         totals.num_sequence_steps += len(deltas.slots) + num_brought
@@ -104,23 +96,13 @@ class Accounting:
         totals.num_recomputed_tokens += step.num_recomputed_tokens
         for name, value in step.stats.items():
             if hasattr(totals, name):
-                setattr(totals, name, value if name in _LATEST else getattr(totals, name) + value)
-        if drafts.num_sequences:
-            self._add_drafts(drafts)
+                setattr(totals, name, value if name in _LATEST else _added(getattr(totals, name), value))
         totals.plan_s += step.plan_s
         totals.commit_s += step.commit_s
         totals.device_s += output.device_s
         if self._observers.watched:
-            self._observers.on_step(self._stats(step, output, deltas, num_brought, drafts))
+            self._observers.on_step(self._stats(step, output, deltas, num_brought))
             totals.num_observer_failures = self._observers.num_failures
-
-    def _add_drafts(self, drafts: DraftCounts) -> None:
-        totals = self.totals
-        totals.num_drafted_sequences += drafts.num_sequences
-        totals.num_draft_tokens += drafts.num_drafted
-        totals.num_accepted_tokens += drafts.num_accepted
-        totals.num_drafted_by_position = added(totals.num_drafted_by_position, drafts.num_drafted_by_position)
-        totals.num_accepted_by_position = added(totals.num_accepted_by_position, drafts.num_accepted_by_position)
 
     @property
     def is_watched(self) -> bool:
@@ -166,9 +148,7 @@ class Accounting:
             **state.gauges,
         )
 
-    def _stats(
-        self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, num_brought: int, drafts: DraftCounts
-    ) -> StepStats:
+    def _stats(self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, num_brought: int) -> StepStats:
         state, plan = self._state, step.plan
         return StepStats(
             step=plan.step,
@@ -185,11 +165,6 @@ class Accounting:
             num_prompt_tokens_cached=step.num_prompt_tokens_cached,
             num_prompt_tokens_admitted=step.num_prompt_tokens_admitted,
             num_recomputed_tokens=step.num_recomputed_tokens,
-            num_drafted_sequences=drafts.num_sequences,
-            num_draft_tokens=drafts.num_drafted,
-            num_accepted_tokens=drafts.num_accepted,
-            num_drafted_by_position=drafts.num_drafted_by_position,
-            num_accepted_by_position=drafts.num_accepted_by_position,
             num_free_blocks=state.blocks.num_free,
             num_cached_blocks=state.blocks.num_cached,
             num_used_blocks=state.blocks.num_used,
@@ -210,65 +185,8 @@ class Accounting:
         )
 
 
-@attrs.frozen(kw_only=True)
-class DraftCounts:
-    """Drafts of one step. The position of a draft is the number of drafts before it on its way to the known tokens.
-
-    Attributes:
-        num_sequences: Sequences with drafts.
-        num_drafted_by_position: Drafts verified at each position, from 0.
-        num_accepted_by_position: Of these, those that were emitted; as long as the other.
-    """
-
-    num_sequences: int = 0
-    num_drafted_by_position: tuple[int, ...] = ()
-    num_accepted_by_position: tuple[int, ...] = ()
-
-    @property
-    def num_drafted(self) -> int:
-        """Drafts at all positions."""
-        return sum(self.num_drafted_by_position)
-
-    @property
-    def num_accepted(self) -> int:
-        """Emitted drafts at all positions."""
-        return sum(self.num_accepted_by_position)
-
-
-NO_DRAFTS = DraftCounts()
-"""Of a step without drafts."""
-
-
-def count_drafts(drafts: Drafts | None, num_accepted: Int32Array) -> DraftCounts:
-    """Return the counts of a step's drafts. Pure.
-
-    Args:
-        drafts: Of the plan.
-        num_accepted: Emitted drafts of each sequence of the plan: the first ones of a chain, or a way down a tree.
-    """
-    if drafts is None:
-        return NO_DRAFTS
-    drafted = np.bincount(_positions(drafts))
-    accepted = (num_accepted[:, None] > np.arange(len(drafted))).sum(0)
-    return DraftCounts(
-        num_sequences=int((drafts.num_drafts > 0).sum()),
-        num_drafted_by_position=tuple(drafted.tolist()),
-        num_accepted_by_position=tuple(accepted.tolist()),
-    )
-
-
-def added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sum of two counts by position; either may be longer. Pure."""
-    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
-
-
-def _positions(drafts: Drafts) -> Int64Array:
-    firsts = np.repeat(np.cumsum(drafts.num_drafts) - drafts.num_drafts, drafts.num_drafts)
-    if drafts.parents is None:
-        return np.arange(len(firsts)) - firsts
-    parents = np.where(drafts.parents >= 0, drafts.parents + firsts, -1)
-    positions, ancestors = np.zeros(len(firsts), np.int64), parents
-    while (ancestors >= 0).any():
-        positions += ancestors >= 0
-        ancestors = np.where(ancestors >= 0, parents[ancestors], -1)
-    return positions
+def _added(one: Any, other: Any) -> Any:
+    """Return the sum of two numbers, or of two tuples place by place, either of which may be longer. Pure."""
+    if isinstance(one, tuple):
+        return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+    return one + other

@@ -78,7 +78,6 @@ class EngineSnapshot:
         blocks: Device blocks.
         stages: What each stage shows of itself, by name.
         steps_in_flight: Numbers of the steps that were submitted and are not committed, oldest first.
-        speculation_fault: Why speculation was switched off; empty if it was not.
     """
 
     block_size: int
@@ -92,7 +91,6 @@ class EngineSnapshot:
     blocks: BlockSnapshot
     stages: Mapping[str, Any]
     steps_in_flight: tuple[int, ...]
-    speculation_fault: str
 
     @property
     def by_slot(self) -> dict[int, SequenceSnapshot]:
@@ -100,16 +98,13 @@ class EngineSnapshot:
         return {sequence.slot: sequence for sequence in self.sequences.values()}
 
 
-def take_snapshot(
-    state: EngineState, *, steps_in_flight: Iterable[int], stages: Iterable[Stage], speculation_fault: str
-) -> EngineSnapshot:
+def take_snapshot(state: EngineState, *, steps_in_flight: Iterable[int], stages: Iterable[Stage]) -> EngineSnapshot:
     """Copy the state of an engine.
 
     Args:
         state: The engine's state; not changed.
         steps_in_flight: Numbers of the steps that were submitted and are not committed.
         stages: The engine's stages.
-        speculation_fault: Why speculation was switched off; empty if it was not.
     """
     shown = {stage.name: stage.inspect() for stage in stages}
     return EngineSnapshot(
@@ -124,7 +119,6 @@ def take_snapshot(
         blocks=state.blocks.inspect(),
         stages={name: value for name, value in shown.items() if value is not None},
         steps_in_flight=tuple(steps_in_flight),
-        speculation_fault=speculation_fault,
     )
 
 

@@ -76,10 +76,6 @@ class Sampling:
         """Return whether a sequence with these parameters may go on here after tokens that another engine chose."""
         return self.sampler().is_portable(params)
 
-    def supports_drafts(self, params: SamplingParams, branching: bool) -> bool:
-        """Return whether drafts of a sequence with these parameters can be verified."""
-        return self.sampler().supports_drafts(params, branching=branching)
-
     def rules(self, model: ModelFacts) -> SamplingRules:
         """Return what an engine asks of the sampler."""
         return SamplingRules(

@@ -3,8 +3,8 @@
 Running sequences come first: decodes as one array operation, then unfinished prefills in chunks, then new admissions with what
 is left of the token budget. A sequence gets blocks for all its known tokens when it is admitted, so only decodes can
 run out of blocks; then the policy names victims until the rest fit, and no waiting sequence is scheduled in that step. Before all that, a
-policy that preempts may make running sequences give way to a waiting one, the most urgent first. Drafts come last: they get tokens and
-blocks that no other sequence could use, and give the blocks back before the next plan.
+policy that preempts may make running sequences give way to a waiting one, the most urgent first. Tokens to
+verify come last: they get budget and blocks that no other sequence could use, and give the blocks back before the next plan.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from trencadis.engine.scheduling.admission import Admission
 from trencadis.engine.scheduling.guarded import GuardedScheduling
 from trencadis.engine.scheduling.views import ViewMaker
 from trencadis.engine.sequences import SequenceState
-from trencadis.engine.speculation.drafting import Drafting
 from trencadis.engine.state import EngineState
+from trencadis.engine.step import Proposal
 from trencadis.errors import InternalError
 from trencadis.interfaces import SchedulerView, TokenSplit
 from trencadis.interfaces.restorable import Restorable
@@ -42,21 +42,21 @@ class Scheduler(Restorable):
         max_num_batched_tokens: Token budget of a step.
         max_preemptions: Sequences preempted more often are spared while others are left.
         max_wait_s: Sequences that waited longer are admitted first.
-        drafting: Has drafts made; None: there are none.
+        propose: Called before each plan; returns tokens that it may verify, or None. None: there never are any.
 
     Attributes:
         policy: The guarded scheduling policy.
-        drafting: Has drafts made; off without speculation.
+        propose: As given.
         failed: Sequences that ended while the newest plan was made.
         views: Makes the views that the policy is given.
         preemptor: Lets running sequences give way to waiting ones.
-        had_drafts: The newest plan had drafts, which may have got blocks in vain.
+        verifies: The newest plan verifies tokens, which may have got blocks in vain.
         next_step: Number of the next plan.
         num_recomputed_tokens: Of the newest plan, those that were computed before a preemption.
         wants_step: Returns whether a plan without any sequence is useful all the same.
     """
 
-    restored = ("next_step", "had_drafts")
+    restored = ("next_step", "verifies")
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class Scheduler(Restorable):
         max_num_batched_tokens: int,
         max_preemptions: int,
         max_wait_s: float,
-        drafting: Drafting | None = None,
+        propose: Callable[[], Proposal | None] | None = None,
     ) -> None:
         self._state = state
         self.policy = self._policy = policy
-        self.drafting = drafting or Drafting(state)
+        self.propose = propose
         self._runnable = policy.runnable
         self._budget = max_num_batched_tokens
         self._max_preemptions = max_preemptions
@@ -81,7 +81,7 @@ class Scheduler(Restorable):
         self.wants_step: Callable[[], bool] = lambda: False
         self.next_step = 0
         self._preempted: list[int] = []
-        self.had_drafts = False
+        self.verifies = False
         self._running: Int32Array | None = None
         self._places: Int64Array = np.empty(0, np.int64)
         self._rows: Int32Array = _EMPTY
@@ -91,7 +91,7 @@ class Scheduler(Restorable):
         self.num_recomputed_tokens = 0
 
     def next_plan(self, suspects: Sequence[int] = ()) -> Plan | None:
-        """Return the next plan, with drafts if there are any; None if nothing can run.
+        """Return the next plan, with tokens to verify if there are any; None if nothing can run.
 
         Args:
             suspects: Slots that run alone, the first of them now.
@@ -100,21 +100,15 @@ class Scheduler(Restorable):
             StepFailedError: A policy failed for good.
         """
         alone = suspects[0] if suspects else None
-        if self.drafting.is_on:
-            drafts, draft_slots = self.drafting.propose()
-            return self.plan(drafts, draft_slots, alone=alone)
-        return self.plan(alone=alone)
+        return self.plan(None if self.propose is None else self.propose(), alone=alone)
 
-    def plan(
-        self, drafts: Drafts | None = None, draft_slots: Int32Array = _EMPTY, *, alone: int | None = None
-    ) -> Plan | None:
+    def plan(self, proposal: Proposal | None = None, *, alone: int | None = None) -> Plan | None:
         """Return the next plan, or None if nothing can run now.
 
         Mutates the state: allocates blocks, preempts, admits, and counts scheduled tokens as computed.
 
         Args:
-            drafts: Draft tokens for running sequences.
-            draft_slots: Slots of these sequences, in the same order.
+            proposal: Tokens to verify, of running sequences.
             alone: Slot of a suspect of a failed step, which is to run alone; None: there is none.
         """
         state, table = self._state, self._state.table
@@ -122,7 +116,7 @@ class Scheduler(Restorable):
         self.num_recomputed_tokens = 0
         if self.admission.has_outcome:
             self.admission.begin()
-        if self.had_drafts:
+        if self.verifies:
             self._take_back()
         view, order = self.views.view(), None
         if state.planning:
@@ -146,7 +140,7 @@ class Scheduler(Restorable):
         if self._runnable is not None or 0 in unfinished.tobytes():
             active, places, num_tokens = active[unfinished], places[unfinished], num_tokens[unfinished]
         if not active.size and not state.waiting.slots.size:
-            return self._finish_plan(active, _EMPTY, None, _EMPTY)
+            return self._finish_plan(active, _EMPTY)
         split = self._policy.split(view, token_budget=self._budget)
         computed = table.num_computed_tokens[places]
         ends = computed + 1
@@ -155,7 +149,7 @@ class Scheduler(Restorable):
         if state.planning:
             state.tell("split", split, active, decodes)
         is_settled = not state.waiting.slots.size or (order is None and not state.rows.num_free)
-        if all_decode and active is state.running and drafts is None and is_settled:
+        if all_decode and active is state.running and proposal is None and is_settled:
             plan = self._plan_decodes(view, split, places, computed, ends)
             if plan is not None:
                 return plan
@@ -172,11 +166,11 @@ class Scheduler(Restorable):
             admitted, chunks = self.admission.admit(self.views.view(), token_budget=left, order=order)
             slots.append(admitted)
             counts.append(chunks)
-        if drafts is not None and decodes.size:
+        if proposal is not None and decodes.size:
             used = sum(int(c.sum()) for c in counts)
             most = min(self._budget - used, split.decode - len(decodes))
-            decodes, counts[0] = self._add_drafts(view, decodes, most, drafts, draft_slots)
-        return self._finish_plan(np.concatenate(slots), np.concatenate(counts), drafts, draft_slots)
+            decodes, counts[0] = self._extend(view, decodes, most, proposal)
+        return self._finish_plan(np.concatenate(slots), np.concatenate(counts), proposal)
 
     # ---------------------------------------------------------------------------------------------- decodes
 
@@ -211,7 +205,7 @@ class Scheduler(Restorable):
             state.tell("left", left)
             if state.waiting.slots.size and left > 0:
                 state.tell("stop", "rows")
-        self.had_drafts = False
+        self.verifies = False
         table.num_computed_tokens[places] = ends
         table.num_tokens[places] = ends + 1
         plan = Plan(
@@ -238,13 +232,13 @@ class Scheduler(Restorable):
         self._running, self._places = running, places
         self._rows, self._epochs = table.row[places].astype(np.int32), table.epoch[places]
 
-    def _add_drafts(
-        self, view: SchedulerView, decodes: Int32Array, token_budget: int, drafts: Drafts, draft_slots: Int32Array
+    def _extend(
+        self, view: SchedulerView, decodes: Int32Array, token_budget: int, proposal: Proposal
     ) -> tuple[Int32Array, Int32Array]:
-        """Return decodes and their token counts with as many drafts as every other token left room for; nothing is preempted."""
+        """Return decodes and their token counts, with as many to verify as every other token left room for; nothing is preempted."""
         table, size = self._state.table, self._state.block_size
         by_slot = np.zeros(table.capacity, np.int32)
-        by_slot[draft_slots] = drafts.num_drafts
+        by_slot[proposal.slots] = proposal.tokens.num_drafts
         wanted = by_slot[decodes]
         extra = np.clip(token_budget - (np.cumsum(wanted) - wanted), 0, wanted)
         room = table.num_blocks[decodes] * size - table.num_computed_tokens[decodes] - 1  # in blocks it has
@@ -254,7 +248,7 @@ class Scheduler(Restorable):
         return self._allocate(view, decodes, (1 + extra).astype(np.int32))
 
     def _take_back(self) -> None:
-        """Free the blocks after the known tokens, unless drafts in flight use them: drafts that were rejected got them."""
+        """Free the blocks after the known tokens, unless tokens in flight use them: those that were verified and did not stand got them."""
         state, table, size = self._state, self._state.table, self._state.block_size
         running = state.running[table.num_tokens[state.running] == table.num_known_tokens[state.running]]
         spare = table.num_blocks[running] > -(-table.num_tokens[running] // size)
@@ -344,7 +338,7 @@ class Scheduler(Restorable):
         state, table = self._state, self._state.table
         state.tell("alone", slot)
         if table.sequence(slot).state is SequenceState.ASIDE:
-            return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its stage has not resumed it yet
+            return self._finish_plan(_EMPTY, _EMPTY)  # its stage has not resumed it yet
         if table.row[slot] < 0:
             slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
             while (
@@ -353,7 +347,7 @@ class Scheduler(Restorable):
                 and self._make_room(self.views.view(), may_fail=False)
             ):
                 slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
-            return self._finish_plan(slots, counts, None, _EMPTY)
+            return self._finish_plan(slots, counts)
         is_in_flight = self._runnable is not None and table.num_tokens[slot] > table.num_known_tokens[slot]
         if is_in_flight or table.num_tokens[slot] >= table.max_total_tokens[slot]:
             return None
@@ -361,13 +355,11 @@ class Scheduler(Restorable):
         remaining = int(table.num_tokens[slot] - table.num_computed_tokens[slot])
         lengths = np.array([min(remaining, self._budget)], np.int32)
         slots, lengths = self._allocate(self.views.view(), slots, lengths)
-        return self._finish_plan(slots, lengths, None, _EMPTY)
+        return self._finish_plan(slots, lengths)
 
     # ------------------------------------------------------------------------------------------------- plan
 
-    def _finish_plan(
-        self, slots: Int32Array, counts: Int32Array, drafts: Drafts | None, draft_slots: Int32Array
-    ) -> Plan | None:
+    def _finish_plan(self, slots: Int32Array, counts: Int32Array, proposal: Proposal | None = None) -> Plan | None:
         """Count the scheduled tokens as computed and wrap everything up."""
         table = self._state.table
         if not slots.size and not self._preempted and not self.wants_step():
@@ -375,10 +367,9 @@ class Scheduler(Restorable):
         starts = table.num_computed_tokens[slots]
         ends = starts + counts
         known = table.num_tokens[slots]
-        kept = None if drafts is None else self._drafts_of(slots, counts, drafts, draft_slots)
-        self.had_drafts = kept is not None
-        num_drafts = 0 if kept is None else kept.num_drafts
-        sure = ends - num_drafts  # drafts count as computed when they were accepted
+        to_verify = None if proposal is None else self._to_verify(slots, counts, proposal)
+        self.verifies = to_verify is not None
+        sure = ends if to_verify is None else ends - to_verify.num_drafts  # these count as computed when they stood
         samples = sure == known
         if (sure > known).any():
             raise InternalError(f"plan {self.next_step} schedules tokens beyond the known ones: {slots[ends > known]}")
@@ -394,21 +385,19 @@ class Scheduler(Restorable):
             starts=starts.astype(np.int32),
             num_scheduled=counts,
             samples=samples,
-            drafts=kept,
+            drafts=to_verify,
             admitted=np.array(self.admission.admitted, np.int32),
             preempted=np.array(self._preempted, np.int32),
         )
         self.next_step += 1
         return plan
 
-    def _drafts_of(
-        self, slots: Int32Array, counts: Int32Array, drafts: Drafts, draft_slots: Int32Array
-    ) -> Drafts | None:
-        """Return the drafts in plan order, without those that were left out."""
-        place = {slot: i for i, slot in enumerate(draft_slots.tolist())}
+    def _to_verify(self, slots: Int32Array, counts: Int32Array, proposal: Proposal) -> Drafts | None:
+        """Return the tokens to verify in plan order, without those that were left out."""
+        place = {slot: i for i, slot in enumerate(proposal.slots.tolist())}
         picks = np.array([place.get(slot, -1) for slot in slots.tolist()], np.int32)
         kept = np.where(picks >= 0, counts - 1, 0).astype(np.int32)
-        return drafts.take(picks, kept) if kept.any() else None
+        return proposal.tokens.take(picks, kept) if kept.any() else None
 
     def _count_recomputed(self, slots: Int32Array, starts: Int64Array, ends: Int64Array) -> None:
         again = np.minimum(self._state.table.high_water[slots], ends) - starts

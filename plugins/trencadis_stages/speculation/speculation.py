@@ -1,4 +1,4 @@
-"""Between the engine and speculation: who is drafted for, how much, and what became of it.
+"""The stage of engines that speculate: who is drafted for, how much, and what became of it.
 
     running decodes ─ may be drafted for ─▶ draft length: how many each ─▶ speculator: drafts ─ checked ─▶ scheduler
 
@@ -10,94 +10,58 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
 from trencadis.engine.guard import Guarded, TooSlowError
-from trencadis.engine.sampling.guarded import GuardedAcceptance
-from trencadis.engine.state import EngineState
-from trencadis.errors import ContractError, StepFailedError
-from trencadis.faults import CallMeter, Fallback, FaultLog, reraise_interrupt, shown
+from trencadis.engine.stage import EngineKinds, EngineParts, Makings, Stage
+from trencadis.engine.step import Proposal, SubmittedStep
+from trencadis.errors import StepFailedError
+from trencadis.faults import FaultLog
 from trencadis.interfaces import (
-    AcceptanceRule,
+    AllocationPlan,
     DraftLength,
     DraftView,
     HeadBatch,
     HeadGuesses,
     HeadNodes,
     LengthView,
-    Speculator,
     SupportsHead,
     VerifiedStep,
 )
-from trencadis.interfaces.laws import legal
-from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
+from trencadis.records import BoolArray, FinishedSequence, Int32Array, Plan, StepOutput, TokenDeltas, read_only
+from trencadis_stages.speculation.components import components_of, head_of
+from trencadis_stages.speculation.counts import draft_stats
+from trencadis_stages.speculation.guarded_speculator import GuardedSpeculator
 
-__all__ = ["Drafting", "GuardedSpeculator", "Speculation", "check_numbers"]
+__all__ = ["Speculation"]
 
 _EMPTY = np.empty(0, np.int32)
 
 _LINEAR, _BRANCHING = 1, 2
 
 
-@attrs.frozen(kw_only=True)
-class Speculation:
-    """The components that speculation is made of.
-
-    Attributes:
-        speculator: Who drafts.
-        length: How much.
-        acceptance: Which drafts stand.
-        supports_drafts: ``supports_drafts(params, branching)``: what the sampler says of a sequence.
-        labels: Names of speculator and draft length in messages; empty: those of their classes.
-        names: Of the speculator and of its fallback, as the configuration has them.
-        make_fallbacks: Make what takes over from speculator and draft length; None: speculation goes off.
-    """
-
-    speculator: Speculator
-    length: DraftLength
-    acceptance: AcceptanceRule
-    supports_drafts: Callable[[SamplingParams, bool], bool] = lambda _, __: True
-    labels: tuple[str, str] = ("", "")
-    names: tuple[str, str] = ("", "")
-    make_fallbacks: tuple[Callable[[], Speculator] | None, Callable[[], DraftLength] | None] = (None, None)
-
-
-class Drafting:
-    """Asks for drafts; a null object without speculation.
+class Speculation(Stage):
+    """Has drafts made for each plan, and tells what became of them.
 
     Args:
-        state: The engine's state, read only.
-        speculation: Its components, or None.
-        padded_tokens: Token positions of a decode pass, by sequences and tokens of each; None: their product.
-        pads: Every sequence of a pass costs as many positions as the longest.
-        vocab_size: Tokens that the model knows.
-        head: Has the model's own head draft; None: there is none.
-        meter_of: Returns what measures the calls of a component, by noun and label.
+        makings: The components of the three nouns, and what they have to go with.
 
     Attributes:
         draft_s: Time that the drafts of the newest plan took, and the choice of their number, seconds.
         fault: Why speculation is off, in words; empty: it is not.
-        is_on: Whether there are drafts, if not now, later; without, :meth:`propose` and :meth:`verified` need not be called.
-        is_configured: Whether there were any.
+        is_on: Whether there are drafts, if not now, later.
     """
 
-    def __init__(
-        self,
-        state: EngineState,
-        speculation: Speculation | None = None,
-        *,
-        padded_tokens: Callable[[int, int], int] | None = None,
-        pads: bool = False,
-        vocab_size: int = 1 << 31,
-        head: SupportsHead | None = None,
-        meter_of: Callable[[str, str], CallMeter] = lambda _, label: CallMeter(label),
-    ) -> None:
+    def __init__(self, makings: Makings) -> None:
+        made = components_of(makings)
+        drafter, length = made.speculator, made.length
         self.draft_s = 0.0
         self.fault = ""
+        self.is_on = True
+        self.answers = {"totals": lambda _: {**attrs.asdict(self._totals), "drafter": self.drafter}}
         self._num_offs = 0
         self._faults = FaultLog(logging.getLogger("trencadis.engine"))
         self._start_s = 0.0
@@ -107,27 +71,48 @@ class Drafting:
             None  # residencies of sequences and their lengths; None: no drafts
         )
         self._told = (-1, 0.0)  # the last step that was verified, and when
-        self._state = state
-        self._padded_tokens = padded_tokens or (lambda num_sequences, query_len: num_sequences * query_len)
-        self._pads = pads
-        self._head = head
         self._shapes: dict[int, tuple[int, int]] = {}
-        self.is_on = self.is_configured = speculation is not None
-        if speculation is None:
-            return
-        drafter, length = speculation.speculator, speculation.length
-        labels = [given or type(one).__name__ for given, one in zip(speculation.labels, (drafter, length), strict=True)]
-        self._names = speculation.names
-        self._supports_drafts = speculation.supports_drafts
-        self._rule = speculation.acceptance if isinstance(speculation.acceptance, GuardedAcceptance) else None
-        meters = [meter_of(noun, label) for noun, label in zip(("speculation", "draft_length"), labels, strict=True)]
-        self._meter = meters[0]
+        self._pads = makings.executor.capabilities.layout == "padded"
+        self._head = head_of(makings.executor)
+        self._names, self._supports_drafts, self._rule = made.names, made.supports_drafts, made.acceptance
+        self._meter = makings.meter("speculation", drafter.label)
         self._speculator = GuardedSpeculator(
-            labels[0], drafter, speculation.make_fallbacks[0], vocab_size=vocab_size, meter=meters[0]
+            drafter.label,
+            drafter.component,
+            drafter.make_fallback,
+            vocab_size=makings.model.vocab_size,
+            meter=self._meter,
         )
         self._length: Guarded[DraftLength] = Guarded(
-            DraftLength, labels[1], length, speculation.make_fallbacks[1], meter=meters[1], ends_if_slow=True
+            DraftLength,
+            length.label,
+            length.component,
+            length.make_fallback,
+            meter=makings.meter("draft_length", length.label),
+            ends_if_slow=True,
         )
+
+    def compose(self, kinds: EngineKinds) -> EngineKinds:
+        """Make room for drafts, ask for them before each plan, and have one step follow the other.
+
+        Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead of one with the same sequences.
+        """
+        return attrs.evolve(
+            kinds,
+            depth=1,
+            num_to_verify=self._speculator.max_draft_tokens,
+            kv_bytes_per_token=kinds.kv_bytes_per_token + self._speculator.strategy.kv_bytes_per_token,
+            scheduler=functools.partial(kinds.scheduler, propose=self.propose),
+        )
+
+    def allocate(self, plan: AllocationPlan) -> AllocationPlan:
+        """Tell the backend how many drafts there may be, and which stand."""
+        return attrs.evolve(plan, max_draft_tokens=self._speculator.max_draft_tokens, acceptance=self._rule)
+
+    def bind(self, engine: EngineParts) -> None:
+        """Tell the speculator the engine's sizes; what it raises ends the start."""
+        self._state, self._padded_tokens, self._totals = engine.state, engine.buckets.padded_tokens, engine.totals
+        self._speculator.allocate(engine.limits)
 
     @property
     def drafter(self) -> str:
@@ -137,29 +122,22 @@ class Drafting:
     @property
     def num_quarantined(self) -> int:
         """Speculators and draft lengths that failed since the start."""
-        if not self.is_configured:
-            return 0
         return self._speculator.num_quarantined + self._length.num_quarantined + self._num_offs
 
-    def allocate(self, limits: BucketLimits) -> None:
-        """Tell the speculator the engine's sizes; what it raises ends the start."""
-        if self.is_on:
-            self._speculator.allocate(limits)
-
-    def propose(self) -> tuple[Drafts | None, Int32Array]:
-        """Return drafts for running decodes, and their slots."""
+    def propose(self) -> Proposal | None:
+        """Return drafts for running decodes, before a plan is made."""
         self.draft_s = 0.0
         if not self.is_on or (self.fault and not self._is_rested()):
-            return None, _EMPTY
+            return None
         self._start_s = self._state.clock.source.now_s()
         self._rests = self._num_rests > 0
         if self._rests:
             self._num_rests -= 1
             if self._standing is None:
-                return None, _EMPTY
-        if self._rule is not None and self._rule.fault:
+                return None
+        if self._rule.fault:
             self._switch_off(StepFailedError(self._rule.fault))
-            return None, _EMPTY
+            return None
         try:
             self._speculator.try_again()
             self._length.try_again()
@@ -167,42 +145,48 @@ class Drafting:
             drafts = self._speculator.ask.propose(self._view(slots, most)) if slots.size else None
         except StepFailedError as error:
             self._switch_off(error)
-            return None, _EMPTY
+            return None
         self.draft_s = self._state.clock.source.now_s() - self._start_s
-        return (None, _EMPTY) if drafts is None or not drafts.num_drafts.any() else (drafts, slots)
+        return None if drafts is None or not drafts.num_drafts.any() else Proposal(slots, drafts)
 
-    def verified(self, plan: Plan, output: StepOutput) -> None:
-        """Tell what was accepted."""
-        if not self.is_on or not plan.num_sequences:
+    # ------------------------------------------------------------------------------------------------- moments
+
+    def after_plan(self, step: SubmittedStep | None) -> None:
+        """Note how long drafts took, and what failed."""
+        if step is not None:
+            step.stats.update(draft_s=self.draft_s, num_drafters_quarantined=self.num_quarantined)
+
+    def received(self, step: SubmittedStep, output: StepOutput) -> None:
+        """Tell what was accepted, unless the step does not count."""
+        plan = step.plan
+        if not self.is_on or not plan.num_sequences or step.is_dropped:
             return
         if plan.drafts is not None or not self._rests:
             self._tell(plan, output)
         self._told = plan.step, self._state.clock.source.now_s()
 
-    def _tell(self, plan: Plan, output: StepOutput) -> None:
-        num_drafts = np.zeros(plan.num_sequences, np.int32) if plan.drafts is None else plan.drafts.num_drafts
-        num_accepted = np.where(num_drafts > 0, np.maximum(output.num_emitted - 1, 0), 0).astype(np.int32)
-        try:
-            if plan.drafts is not None:
-                self._speculator.ask.on_verified(
-                    slots=read_only(plan.slots), num_drafts=num_drafts.copy(), num_accepted=num_accepted.copy()
-                )
-            step = None if self._rests else self._verified_step(plan, output, num_drafts, num_accepted)
-            if step is not None:
-                self._length.ask.on_verified(step)
-        except StepFailedError as error:
-            self._switch_off(error)
+    def after_step(self, step: SubmittedStep | None, output: StepOutput | None, deltas: TokenDeltas) -> TokenDeltas:
+        """Count drafts, and those of them that were emitted: of a run that ends its sequence none after the end."""
+        if step is not None and output is not None and step.plan.drafts is not None:
+            drafts = step.plan.drafts
+            emitted = np.clip(np.minimum(step.num_kept, output.num_emitted - 1), 0, drafts.num_drafts)
+            step.stats.update(draft_stats(drafts, emitted))
+        return deltas
 
-    def finished(self, slot: int, token_ids: Int32Array) -> None:
+    def left(self, finished: FinishedSequence) -> None:
         """Tell that a sequence left."""
         if not self.is_on:
             return
-        self._shapes.pop(slot, None)
+        self._shapes.pop(finished.slot, None)
         try:
-            self._speculator.ask.on_finished(slot=slot, token_ids=token_ids)
-            self._length.ask.on_finished(slot=slot)
+            self._speculator.ask.on_finished(slot=finished.slot, token_ids=finished.token_ids)
+            self._length.ask.on_finished(slot=finished.slot)
         except StepFailedError as error:
             self._switch_off(error)
+
+    def inspect(self) -> str:
+        """Return why speculation is off; empty: it is not."""
+        return self.fault
 
     def close(self) -> None:
         """Let the speculator free what it holds; what it raises ends here."""
@@ -216,6 +200,20 @@ class Drafting:
             )
 
     # ------------------------------------------------------------------------------------------------- innards
+
+    def _tell(self, plan: Plan, output: StepOutput) -> None:
+        num_drafts = plan.num_to_verify
+        num_accepted = np.where(num_drafts > 0, np.maximum(output.num_emitted - 1, 0), 0).astype(np.int32)
+        try:
+            if plan.drafts is not None:
+                self._speculator.ask.on_verified(
+                    slots=read_only(plan.slots), num_drafts=num_drafts.copy(), num_accepted=num_accepted.copy()
+                )
+            step = None if self._rests else self._verified_step(plan, output, num_drafts, num_accepted)
+            if step is not None:
+                self._length.ask.on_verified(step)
+        except StepFailedError as error:
+            self._switch_off(error)
 
     def _is_rested(self) -> bool:
         """Return whether speculation, which was too slow, goes on again."""
@@ -352,105 +350,3 @@ class Drafting:
             draft_s=self.draft_s,
             step_s=self._state.clock.source.now_s() - (told_s if follows else self._start_s) - self.draft_s,
         )
-
-
-def check_numbers(label: str, speculator: Speculator) -> None:
-    """Refuse a speculator whose numbers are none to reckon with: room is made by them.
-
-    Args:
-        label: Names it in messages.
-        speculator: Any.
-
-    Raises:
-        ContractError: ``max_draft_tokens`` or ``kv_bytes_per_token`` is no whole number, or too small.
-    """
-    for name, least in (("max_draft_tokens", 1), ("kv_bytes_per_token", 0)):
-        number = getattr(speculator, name)
-        if type(number) is not int or number < least:
-            raise ContractError(
-                f"{label} has {name} = {shown(number)}, which must be a whole number from {least} on.",
-                hint="Mend the speculator, or choose another in speculation.name.",
-            )
-
-
-class GuardedSpeculator(Guarded[Speculator]):
-    """A speculator whose drafts are legal.
-
-    Args:
-        label: See :class:`Guarded`.
-        strategy: The chosen one.
-        make_fallback: See :class:`Guarded`.
-        vocab_size: Of the model that is drafted for: the device looks up every draft.
-        meter: See :class:`Guarded`.
-
-    Attributes:
-        drafts_trees: The chosen one may draft trees: no other may if it does not.
-
-    Raises:
-        ContractError: A number of the chosen one is none.
-    """
-
-    def __init__(
-        self,
-        label: str,
-        strategy: Speculator,
-        make_fallback: Callable[[], Speculator] | None = None,
-        *,
-        vocab_size: int = 1 << 31,
-        meter: CallMeter | None = None,
-    ) -> None:
-        super().__init__(Speculator, label, strategy, make_fallback, meter=meter, ends_if_slow=True)
-        check_numbers(label, strategy)
-        self._vocab_size = vocab_size
-        self.drafts_trees = strategy.drafts_trees
-        self._most = self._most_now = strategy.max_draft_tokens
-        self._kv_bytes = strategy.kv_bytes_per_token
-        self._limits: BucketLimits | None = None
-
-    @property
-    def max_draft_tokens(self) -> int:
-        """The most drafts of a sequence in a step; no more than those of the chosen speculator, which room was made for."""
-        return self._most_now
-
-    def allocate(self, limits: BucketLimits) -> None:
-        """Tell the chosen speculator the engine's sizes; what it raises ends the start."""
-        self._limits = limits
-        self.strategy.allocate(limits)
-
-    def quarantine(self, cause: BaseException) -> None:
-        """Put the fallback in place: it gets the sizes, and frees the device of its predecessor's."""
-        broken = self.strategy
-        super().quarantine(cause)
-        with contextlib.suppress(Exception, SystemExit):  # it is broken already; the cause is logged
-            broken.close()
-        try:
-            self._introduce(self.strategy)
-        except BaseException as error:
-            reraise_interrupt(error)
-            self.quarantine(error)
-
-    def _put_back(self, label: str, strategy: Speculator, fallback: Fallback[Speculator]) -> None:
-        with contextlib.suppress(Exception, SystemExit):  # its successor needs the room, and nothing else of it
-            self.strategy.close()
-        super()._put_back(label, strategy, fallback)
-        self._introduce(strategy)
-
-    def _introduce(self, fallback: Speculator) -> None:
-        check_numbers(self.label, fallback)
-        if fallback.kv_bytes_per_token > self._kv_bytes:
-            raise ContractError(
-                f"it keeps {fallback.kv_bytes_per_token} bytes for each token, and room was made for {self._kv_bytes}"
-            )
-        self._most_now = min(self._most, fallback.max_draft_tokens)
-        if self._limits is not None:
-            fallback.allocate(self._limits)
-
-    def _check_propose(self, drafts: Drafts, args: tuple[DraftView], _: Mapping[str, Any]) -> Drafts:
-        """Return drafts of tokens that the model knows, linear ones where no trees were announced."""
-        tokens = drafts.token_ids
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
-            raise ContractError(f"it drafted tokens {shown(tokens)}, the model knows 0 to {self._vocab_size - 1}")
-        if drafts.parents is not None and not self.drafts_trees:
-            (view,) = args
-            legal(Speculator.propose, drafts, attrs.evolve(view, linear_only=np.ones(len(view.slots), np.bool_)))
-        return drafts

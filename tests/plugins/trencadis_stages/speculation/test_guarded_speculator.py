@@ -8,11 +8,12 @@ import attrs
 import numpy as np
 import pytest
 
-from trencadis.engine.speculation.drafting import Drafting, GuardedSpeculator, Speculation
+from trencadis.engine.stage import Made
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.interfaces import LengthView, Speculator, VerifiedStep
 from trencadis.records import BucketLimits, Drafts, Request, SamplingParams
-from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
+from trencadis_stages.speculation.guarded_speculator import GuardedSpeculator
+from trencadis_testing.doubles import AsManyAsMay, ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -153,19 +154,12 @@ def test_requests_go_on_with_the_drafts_of_the_fallback() -> None:
 
     prompt = (1, 2, 3)
     spare = ScriptedSpeculator(right)
-    engine = make_engine(backend=FakeBackend(eos=-1), speculator=Giving(RuntimeError("boom")))
-    speculation = Speculation(
-        speculator=Giving(RuntimeError("boom")),
-        length=AsManyAsMay(),
-        acceptance=Matching(),
-        labels=("chosen", ""),
-        make_fallbacks=(lambda: spare, None),
-    )
-    engine._scheduler.drafting = Drafting(engine._state, speculation)
+    broken = Made(label="chosen", component=Giving(RuntimeError("boom")), make_fallback=lambda: spare)
+    engine = make_engine(backend=FakeBackend(eos=-1), speculator=broken)
     engine.add(Request(request_id="r", prompt_token_ids=prompt, params=SamplingParams(max_tokens=13)))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(prompt, 13, eos=-1)
     assert spare.num_accepted == 9
-    assert engine._scheduler.drafting.fault == ""
+    assert engine.stage("speculation").fault == ""
     assert engine.totals.num_drafters_quarantined == 1
 
 
@@ -203,22 +197,15 @@ def test_a_draft_length_that_fails_is_replaced_or_speculation_ends(
 ) -> None:
     """The text is the same; drafts are those of the first step, and from then on one for each step, or none."""
     speculator = ScriptedSpeculator(lambda tokens: fake_text(tokens.tolist(), 3, eos=-1))
-    engine = make_engine(backend=FakeBackend(eos=-1), speculator=speculator)
-    speculation = Speculation(
-        speculator=speculator,
-        length=Breaks(way),
-        acceptance=Matching(),
-        labels=("", "draft_length mine"),
-        make_fallbacks=(None, One if has_fallback else None),
-    )
-    engine._scheduler.drafting = Drafting(engine._state, speculation)
+    length = Made(label="draft_length mine", component=Breaks(way), make_fallback=One if has_fallback else None)
+    engine = make_engine(backend=FakeBackend(eos=-1), speculator=speculator, draft_length=length)
     prompt = (1, 2, 3)
     engine.add(Request(request_id="r", prompt_token_ids=prompt, params=SamplingParams(max_tokens=13)))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(prompt, 13, eos=-1)
     # One token of the prompt's step and four of the first drafts; of the eight that are left every second is a draft.
     assert speculator.num_accepted == (3 + 4 if has_fallback else 3)
     assert engine.totals.num_drafters_quarantined == 1
-    assert bool(engine._scheduler.drafting.fault) is not has_fallback
+    assert bool(engine.stage("speculation").fault) is not has_fallback
     assert "draft_length mine" in caplog.text
 
 
@@ -232,7 +219,7 @@ def test_who_writes_into_what_it_is_shown_is_out_and_the_text_is_right() -> None
     prompt = tuple(range(1, 10))
     engine.add(Request(request_id="r", prompt_token_ids=prompt, params=SamplingParams(max_tokens=13)))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(prompt, 13, eos=-1)
-    assert "read-only" in engine._scheduler.drafting.fault
+    assert "read-only" in engine.stage("speculation").fault
 
 
 def test_a_speculator_that_cannot_be_closed_keeps_nobody_from_being_closed(caplog: pytest.LogCaptureFixture) -> None:

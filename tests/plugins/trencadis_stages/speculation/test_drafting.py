@@ -9,7 +9,6 @@ import pytest
 
 from support.strategies.guesses import PROMPT, request, right, wrong
 from trencadis.clock import SimulatedClock
-from trencadis.engine.speculation.drafting import Drafting
 from trencadis.interfaces import DraftLength, LengthView, Observer, PendingStep, VerifiedStep
 from trencadis.records import Batch, StepStats
 from trencadis_testing.doubles import AsManyAsMay, ScriptedSpeculator
@@ -154,7 +153,7 @@ def test_zero_drafts_are_not_asked_of_the_speculator() -> None:
     engine = make_engine(backend=FakeBackend(eos=-1), speculator=ScriptedSpeculator(never), draft_length=Off())
     engine.add(request("r"))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 12, eos=-1)
-    assert engine._scheduler.drafting.fault == ""
+    assert engine.stage("speculation").fault == ""
 
 
 # --------------------------------------------------------------------------------------------------------- verdicts
@@ -240,14 +239,6 @@ def test_a_speculator_that_cannot_be_given_the_sizes_ends_the_start() -> None:
         make_engine(speculator=Huge(right))
 
 
-def test_without_speculation_nothing_is_drafted_or_counted() -> None:
-    drafting = Drafting(make_engine()._state)
-    assert drafting.propose()[0] is None
-    assert (drafting.num_quarantined, drafting.fault, drafting.draft_s) == (0, "", 0.0)
-    drafting.finished(0, np.zeros(1, np.int32))
-    drafting.close()
-
-
 # ------------------------------------------------------------------------------------------------------------- rests
 
 
@@ -305,5 +296,5 @@ def test_a_rest_that_is_no_number_of_steps_ends_speculation(steps: Any) -> None:
     engine, executor = recorded(right, draft_length=Resting(steps))
     engine.add(request("r"))
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 12, eos=-1)
-    assert "rest() returned" in engine.inspect().speculation_fault
+    assert "rest() returned" in engine.inspect().stages["speculation"]
     assert not any(step[0][2] for step in executor.steps)

@@ -1,1 +1,0 @@
-"""Drafts: which sequences get them, how many, and how many were accepted."""

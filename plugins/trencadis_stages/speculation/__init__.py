@@ -1,0 +1,1 @@
+"""Speculation: drafts of several tokens, which one step verifies."""
