@@ -46,16 +46,14 @@ class Feature:
     Attributes:
         words: Regular expression; a line that matches names the feature.
         own: Beginnings of the paths, below the engine, of files that are the feature's own.
-        is_limited: Whether its lines elsewhere count: those of drafts do not, for plans and batches carry drafts.
     """
 
     words: str
     own: tuple[str, ...] = ()
-    is_limited: bool = True
 
 
 FEATURES: Mapping[str, Feature] = {
-    "speculation": Feature(r"draft|speculat|\btree", ("speculation/",), is_limited=False),
+    "speculation": Feature(r"draft|speculat|\btree"),
     "KV transfer": Feature(
         r"transfers?\b|connector|first_tokens?\b|FirstToken|remote_prefill|remote_kv|layered|layerwise|[Ll]ookup"
         r"|loaded_blocks|num_loaded|handover",

@@ -335,15 +335,8 @@ def test_a_step_that_did_not_compute_the_newest_position_has_no_drafts(pair: Pai
 
 def test_a_draft_length_may_rest_and_the_head_goes_on_where_it_was(pair: Pair) -> None:
     """Its keys and values are written in every step, drafted for or not."""
-<<<<<<< HEAD
     engine, asked = pair.open()
     length, steps = engine.stage("speculation")._length.strategy, itertools.count()
-=======
-    engine = open_engine(verifier, head)
-    asked = Asked(engine)
-    length = engine.stage("speculation")._length.strategy
-    steps = itertools.count()
->>>>>>> 252e3939 (Make speculation a stage; the engine verifies tokens that a proposal names)
     inner = length.choose
     length.choose = lambda view: inner(view) * (next(steps) % 3 == 2)
     length.rest = lambda: 0
@@ -406,90 +399,6 @@ def test_the_demo_s_head_drafts_what_the_demo_writes(tree: str) -> None:
     assert found[1][1] <= 64 / 2
 
 
-<<<<<<< HEAD
-=======
-# ------------------------------------------------------------------------------------------------------------- trees
-
-
-@pytest.mark.representatives(4)
-@pytest.mark.parametrize(
-    ("tree", "pack"), [("top_k", "auto"), ("top_k", "off"), ("static", "auto"), ("sequoia", "auto")]
-)
-def test_trees_are_those_of_the_reference(verifier: Path, tmp_path: Path, tree: str, pack: str) -> None:
-    """A tree's nodes are the likeliest tokens after those before, computed along each path alone; accepted ones are read on from."""
-    head, backend = save_head(tmp_path), {"torch": {"pack": pack}}
-    engine = open_engine(verifier, head, backend=backend, **tree_tables(tree))
-    asked = Asked(engine)
-    found = texts(serve(engine, GREEDY))
-    engine.close()
-    plain = open_engine(verifier, None, backend=backend)
-    assert found == texts(serve(plain, GREEDY))
-    plain.close()
-    check_trees(asked, tree, functools.partial(reference_logprobs, verifier, head), every=5)
-    assert not asked.num_missing
-
-
-@pytest.mark.parametrize("rule", ["match", "tree"])
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_text_with_trees_is_that_of_no_speculation(
-    verifier: Path, head: Path, rule: str, params: SamplingParams
-) -> None:
-    """Of the rule that draws, a seed's text is another one by its nature: it is compared where there is nothing to draw."""
-    if params is SEEDED and rule != "match":
-        params = SamplingParams(temperature=0.7, top_k=1, seed=5, max_tokens=24, ignore_eos=True)
-    engine = open_engine(verifier, head, **tree_tables("top_k", rule))
-    found = texts(serve(engine, params))
-    assert engine.totals.num_draft_tokens
-    engine.close()
-    plain = open_engine(verifier, None)
-    assert found == texts(serve(plain, params))
-    plain.close()
-
-
-@pytest.mark.representatives(3)
-@pytest.mark.parametrize("scene", ["recomputed", "swapped", "one at a time"])
-def test_trees_stand_preemption_and_prefix_hits(verifier: Path, tmp_path: Path, scene: str) -> None:
-    head, long = save_head(tmp_path), SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    engine = open_engine(verifier, head, **SCENES[scene], **tree_tables("top_k"))
-    asked = Asked(engine)
-    ends = serve(engine, long)
-    again = serve(engine, long, PROMPTS[3:])
-    engine.close()
-    plain = open_engine(verifier, None, **SCENES[scene])
-    assert texts(ends) == texts(serve(plain, long))
-    plain.close()
-    assert texts(again) == texts(ends)[3:]
-    if scene == "one at a time":
-        assert again["0"].num_cached_tokens >= 64
-    else:
-        assert any(end.num_preemptions for end in ends.values()), "the cache was too large to preempt"
-    check_trees(asked, "top_k", functools.partial(reference_logprobs, verifier, head), every=9)
-
-
-def test_what_a_tree_left_serves_the_next_chain(verifier: Path, tmp_path: Path) -> None:
-    """The head's keys and values of accepted nodes lie where those of a chain would: a chain drafts from them what it drafts anyway."""
-    head = save_head(tmp_path)
-    engine = open_engine(verifier, head, **tree_tables("static"))
-    speculator, steps = engine.stage("speculation")._speculator.strategy, itertools.count()
-    inner = speculator.propose
-    speculator.propose = lambda view: inner(  # type: ignore[method-assign]
-        attrs.evolve(view, linear_only=np.ones_like(view.linear_only) if next(steps) % 2 else view.linear_only)
-    )
-    engine.stage("speculation")._speculator.strategy = speculator
-    asked = Asked(engine)
-    serve(engine, GREEDY, PROMPTS[:2])
-    engine.close()
-    chains = [
-        one
-        for one, parents in zip(asked.drafts, asked.parents, strict=True)
-        if parents == [*range(-1, len(parents) - 1)]
-    ]
-    assert len(chains) > 10
-    for tokens, drafts in chains[::4]:
-        assert drafts == reference_drafts(verifier, head, tokens, len(drafts))
-
-
->>>>>>> 252e3939 (Make speculation a stage; the engine verifies tokens that a proposal names)
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 

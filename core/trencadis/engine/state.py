@@ -173,7 +173,7 @@ class EngineState:
         if sequence.state is SequenceState.RUNNING:
             self._leave_row(
                 sequence, leaving, num_tokens=int(table.num_known_tokens[slot])
-            )  # blocks of drafts hold no text
+            )  # blocks of tokens to verify hold no text
         else:
             self._told(sequence, leaving)
             self.drop_claim(sequence)
