@@ -178,7 +178,7 @@ class Engine:
         for stage in stages.called:
             stage.bind(parts)
         self._committer = Committer(state)  # of a state to which the stages subscribe
-        state.leaving, state.planning = stages.leaving, stages.planning
+        state.leaving = stages.leaving
         scheduler.admission.claims = stages.claim
         asks = stages.wants_empty_plan
         if asks:

@@ -564,22 +564,6 @@ class Stage:
         return None
 
     @tell
-    def planning(self, fact: str, values: tuple[Any, ...]) -> None:
-        """Called with each fact of a plan in the making, for those who tell later why it came to be so. Nothing may be changed.
-
-        * ``begin``: the ``SchedulerView``, and the number of the plan; once, first.
-        * ``alone``: the slot of a suspect of a failed step, which runs alone.
-        * ``split``: the policy's ``TokenSplit``, the running slots with a token to compute, and those of them that decode.
-        * ``left``: tokens for admission.
-        * ``order``: the waiting slots in the order of admission.
-        * ``skip``: a waiting slot that was passed over, and why in words.
-        * ``held back``: waiting slots that a stage held back in an earlier plan, and was not asked about in this one.
-        * ``stop``: what admission ran out of (``blocks``, ``rows`` or ``tokens``), the first slot that lacked it, blocks that it takes, and
-          blocks that there were; the last three may be left out.
-        * ``preempt``: the victim, the waiting slot that was let in, or -1: decodes needed blocks; how many, and how many there were.
-        """
-
-    @tell
     def hear(self, notice: Obstacle | SchedulingChanged) -> None:
         """Called with each notice: what happens to the engine at no moment of a step."""
 
@@ -625,7 +609,7 @@ MOMENTS: Final = (
 )
 """The moments of a step, in the order in which a request passes them."""
 
-_CALLED = (*MOMENTS[1:], "wants_empty_plan", "idle", "drop", "fault_in", "planning", "hear", "dump")
+_CALLED = (*MOMENTS[1:], "wants_empty_plan", "idle", "drop", "fault_in", "hear", "dump")
 _IN_STEPS = frozenset({"before_step", "after_plan", "after_build", "received", "after_step", "wants_step"})
 
 
@@ -647,7 +631,6 @@ class Stages:
         idle: The same.
         drop: What forgets requests of other kinds.
         fault_in: What checks outputs.
-        planning: Facts of a plan in the making.
         hear: What hears notices.
         dump: What writes files of the last steps.
     """
@@ -669,7 +652,6 @@ class Stages:
     idle: tuple[Callable[[], float | None], ...]
     drop: tuple[Callable[[str], bool], ...]
     fault_in: tuple[Callable[[StepOutput], str], ...]
-    planning: tuple[Callable[[str, tuple[Any, ...]], None], ...]
     hear: tuple[Callable[[Obstacle | SchedulingChanged], None], ...]
     dump: tuple[Callable[[str, str], Path | None], ...]
 

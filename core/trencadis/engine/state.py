@@ -6,6 +6,7 @@ Only this module moves a sequence between waiting, aside, running and finished; 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,7 @@ class EngineState:
         aside: Slots that stand aside, the first first: a stage says when they can run.
         num_queued_aside: Those of them that count as waiting.
         leaving: Called, in order, with each sequence that is preempted or ends; see ``Stage.leaving``.
-        planning: Called, in order, with each fact of a plan in the making; see ``Stage.planning``.
+        facts: Why the newest plan, or attempt to plan, came to be so; empty unless a stage has called :meth:`keep_facts`, which see.
         on_filled: Called with the ids of a sequence's blocks that became full of committed tokens, and their hashes.
         num_waiting_tokens: Known tokens of all sequences that wait, as many of each as there were when it began to wait.
         on_waiting: Called with the slot of each sequence that waits from now on, and the number of its tokens; with the same number below 0
@@ -98,7 +99,7 @@ class EngineState:
         self.aside: dict[int, Aside] = {}
         self.num_queued_aside = 0
         self.leaving: tuple[Callable[[Sequence, Leaving], Claim | None], ...] = ()
-        self.planning: tuple[Callable[[str, tuple[Any, ...]], None], ...] = ()
+        self.facts: deque[tuple[Any, ...]] = deque(maxlen=0)
         self.on_filled: list[Callable[[list[int], list[bytes]], None]] = []
         self.num_waiting_tokens = 0
         self.on_waiting: list[Callable[[int, int], None]] = []
@@ -327,10 +328,21 @@ class EngineState:
                 self.blocks.release(claim.blocks, now_s=self.clock.now_s())
             sequence.is_approximate, sequence.num_approximate_tokens = False, 0
 
-    def tell(self, fact: str, *values: Any) -> None:
-        """Tell the stages a fact of the plan in the making; see ``Stage.planning``."""
-        for act in self.planning:
-            act(fact, values)
+    def keep_facts(self) -> None:
+        """Keep :attr:`facts` from now on, for stages that read them in ``after_plan``. Each is a tuple of a word and values.
+
+        * ``begin``: number of the plan, sequences that waited, and blocks that could be had; once, first.
+        * ``alone``: the slot of a suspect of a failed step, which runs alone.
+        * ``split``: the policy's ``TokenSplit``, the running slots with a token to compute, and those of them that decode.
+        * ``left``: tokens for admission.
+        * ``order``: the waiting slots in the order of admission.
+        * ``skip``: a waiting slot that was passed over, and why in words.
+        * ``held back``: waiting slots that a stage held back in an earlier plan, and was not asked about in this one.
+        * ``stop``: what admission ran out of (``blocks``, ``rows`` or ``tokens``), the first slot that lacked it, blocks that it takes, and
+          blocks that there were; the last three may be left out.
+        * ``preempt``: the victim, the waiting slot that was let in, or -1: decodes needed blocks; how many, and how many there were.
+        """
+        self.facts = deque()
 
     # ----------------------------------------------------------------------------------------------- questions
 

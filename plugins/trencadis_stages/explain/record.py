@@ -1,6 +1,6 @@
 """The step record: what the last plans decided, and why, so that it can be explained afterwards.
 
-scheduler, admission ── planning() ──▶ StepNotes ── after_plan() ──▶ ring of the last N steps ──▶ explain
+scheduler, admission ── EngineState.facts ──▶ after_plan() ──▶ StepNotes ──▶ ring of the last N steps ──▶ explain
 """
 
 from __future__ import annotations
@@ -156,48 +156,41 @@ class Decisions(Stage):
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
         self._notes: deque[StepNotes] = deque(maxlen=num_steps)
-        self._in_making = StepNotes()
         self._next = 0
         self._newest: dict[str, RequestLifetime] = {}
         self._ended: deque[RequestLifetime] = deque()
 
-    def planning(self, fact: str, values: tuple[Any, ...]) -> None:
-        """Note a fact of the plan in the making."""
-        notes = self._in_making
-        match fact:
-            case "begin":
-                self._in_making = notes = StepNotes()
-                view, notes.step = values  # the view itself would keep its arrays alive
-                notes.num_waiting, notes.num_free_blocks = len(view.waiting), view.num_free_blocks
-            case "split":
-                notes.split, notes.active, notes.decodes = values
-            case "left":
-                (notes.num_left,) = values
-            case "order":
-                (order,) = values
-                notes.order = order if len(order) <= _MAX_RANKS else order[:_MAX_RANKS].copy()
-            case "skip":
-                skipped = notes.skipped = notes.skipped or {}
-                if len(skipped) < _MAX_SKIPPED:
-                    skipped[values[0]] = values[1]
-            case "held back":
-                (notes.held_back,) = values
-            case "stop":
-                notes.stop = Stop(*values)
-            case "preempt":
-                notes.preemptions += (Preemption(*values),)
-            case "alone":
-                (notes.alone,) = values
-
     def after_plan(self, step: SubmittedStep | None) -> None:
         """Keep the notes of a plan; those of one that came to nothing only until the next, which has the same step."""
-        notes, state = self._in_making, self._state
+        notes, state = StepNotes(), self._state
+        for fact, *values in state.facts:
+            match fact:
+                case "begin":
+                    notes.step, notes.num_waiting, notes.num_free_blocks = values
+                case "split":
+                    notes.split, notes.active, notes.decodes = values
+                case "left":
+                    (notes.num_left,) = values
+                case "order":
+                    (order,) = values
+                    notes.order = order if len(order) <= _MAX_RANKS else order[:_MAX_RANKS].copy()
+                case "skip":
+                    skipped = notes.skipped = notes.skipped or {}
+                    if len(skipped) < _MAX_SKIPPED:
+                        skipped[values[0]] = values[1]
+                case "held back":
+                    (notes.held_back,) = values
+                case "stop":
+                    notes.stop = Stop(*values)
+                case "preempt":
+                    notes.preemptions += (Preemption(*values),)
+                case "alone":
+                    (notes.alone,) = values
         if step is not None:
             plan = step.plan
             notes.slots, notes.starts, notes.counts = plan.slots, plan.starts, plan.num_scheduled
             notes.admitted = plan.admitted
-        failed = any(one.finish_reason is FinishReason.ERROR for one in self._ended_outside)
-        if not (notes.slots.size or state.slot_of or failed):
+        if not (notes.slots.size or state.slot_of or self._has_failed()):
             return  # it only asks what became of a transfer
         notes.number, notes.now_s, notes.policy = self._next, state.clock.held_s, self._policy.name
         notes.running = state.running
@@ -209,6 +202,9 @@ class Decisions(Stage):
             kept[-1] = notes
         else:
             kept.append(notes)
+
+    def _has_failed(self) -> bool:
+        return any(one.finish_reason is FinishReason.ERROR for one in self._ended_outside)
 
     def after_build(self, step: SubmittedStep, batch: Batch) -> Batch | None:
         """Note the buckets of the newest plan."""
@@ -234,6 +230,7 @@ class Decisions(Stage):
         """Take the state, read only."""
         self._state, self._ended_outside = engine.state, engine.ended
         self._policy: Any = engine.policy
+        engine.state.keep_facts()
 
     def added(self, sequence: Sequence) -> str:
         """Note that a request waits."""

@@ -153,7 +153,6 @@ class FlightRecorder(Stage):
         self._live: dict[int, RecordedLife] = {}  # by slot
         self._num_requests = 0
         self._newest: SubmittedStep | None = None
-        self._before = 0, 0, 0  # the newest plan: number, sequences that waited, blocks that could be had
         self._scheduling: RecordedChange | None = None
         self._obstacles: list[str] = []
         self._segments: deque[_Segment] = deque([_Segment(None, [])], maxlen=2)
@@ -165,6 +164,7 @@ class FlightRecorder(Stage):
     def bind(self, engine: EngineParts) -> None:
         """Record the engine from now on, with key frames unless something else than steps changes it."""
         self._engine, self._state = engine, engine.state
+        self._state.keep_facts()
         self._policy: Any = engine.policy
         capabilities, tables = engine.executor.capabilities, dump_config(engine.config, secrets=False)
         if tables["cache"].pop("shared_prefixes"):
@@ -230,18 +230,14 @@ class FlightRecorder(Stage):
         if self._segment.num_token_bytes > self._max_bytes:
             self.frame_due = 0
 
-    def planning(self, fact: str, values: tuple[Any, ...]) -> None:
-        """Note the number of a plan, and how many sequences waited and blocks could be had before."""
-        if fact == "begin":
-            view, number = values
-            self._before = number, len(view.waiting), view.num_free_blocks
-
     def after_plan(self, step: SubmittedStep | None) -> None:
         """Note what the scheduler answered. Of drafts only their number is kept: their distributions lie on a device.
 
         Arrays and numbers, and not the plan: the garbage collector does not look at such a tuple.
         """
-        now_s, policy, (number, waiting, free) = self._state.clock.held_s, self._policy.name, self._before
+        now_s, policy = self._state.clock.held_s, self._policy.name
+        facts = self._state.facts  # none where no plan was begun
+        _, number, waiting, free = facts[0] if facts else ("begin", 0, 0, 0)
         if step is None:
             none = None
             self._note((ATTEMPT, now_s, number, none, none, none, none, none, none, waiting, free, policy))

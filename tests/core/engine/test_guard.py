@@ -77,11 +77,11 @@ def test_policy_knows_a_content_by_one_id_wherever_it_moves() -> None:
     policy = OldestFirst()
     guarded = GuardedEviction("eviction", policy)
     guarded.on_free([1, 2, 3], depths=[0, 0, 0], now_s=0.0)
-    guarded.swap([(1, 7), (2, 3)])
+    guarded.exchange([(1, 7), (2, 3)])
     assert guarded.victims(1, candidates={7, 3, 2}) == [7]
     guarded.on_hit([3], now_s=0.0)
     assert list(policy._candidates) == [3]
-    guarded.swap([(7, 1)])
+    guarded.exchange([(7, 1)])
     guarded.forget([2])
     assert not policy._candidates
     guarded.on_free([1], depths=[0], now_s=0.0)
@@ -95,7 +95,7 @@ def test_fallback_of_an_eviction_policy_learns_the_ids_in_force() -> None:
 
     guarded = GuardedEviction("eviction", Wrong(), OldestFirst)
     guarded.on_free([1, 2], depths=[0, 0], now_s=0.0)
-    guarded.swap([(1, 9)])
+    guarded.exchange([(1, 9)])
     assert sorted(guarded.victims(2, candidates={9, 2})) == [2, 9]
 
 

@@ -36,7 +36,6 @@ MOMENTS = (
     "wants_empty_plan",
     "drop",
     "idle",
-    "planning",
     "hear",
 )
 """Moments at which a fault costs no request anything."""

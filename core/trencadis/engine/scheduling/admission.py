@@ -93,7 +93,7 @@ class Admission:
         order = self._aged(view, order).copy()
         if first:
             order = np.concatenate([np.array(first, np.int32), order[~np.isin(order, first)]])
-        self._state.tell("order", order)
+        self._state.facts.append(("order", order))
         return order
 
     def lacks(self, slot: int) -> tuple[int, int]:
@@ -127,24 +127,24 @@ class Admission:
         self.has_outcome = True
         chunks: list[int] = []
         if not state.rows.num_free:
-            state.tell("stop", "rows")
+            state.facts.append(("stop", "rows"))
             return np.empty(0, np.int32), np.empty(0, np.int32)
         order = self.order(view) if order is None else order
         if state.running.size:
             order, held_back = self._held_back.left_out(order)
             if held_back.size:
                 self.num_pending += len(held_back)
-                state.tell("held back", held_back)
+                state.facts.append(("held back", held_back))
         for slot in map(int, order):
             if token_budget <= 0 or not state.rows.num_free:
-                state.tell("stop", "tokens" if token_budget <= 0 else "rows", slot)
+                state.facts.append(("stop", "tokens" if token_budget <= 0 else "rows", slot))
                 break
             outcome = self._try(state.table.sequence(slot), view, token_budget)
             while outcome is Outcome.FULL and not state.running.size and self.reclaim():
                 # Nothing runs that could free blocks: those that wait or load must not keep them all.
                 outcome = self._try(state.table.sequence(slot), view, token_budget)
             if outcome is Outcome.FULL:
-                state.tell("stop", self._lacking, slot, *self._short)
+                state.facts.append(("stop", self._lacking, slot, *self._short))
                 break
             if outcome is Outcome.ADMITTED:
                 token_budget -= self._chunk
@@ -192,7 +192,7 @@ class Admission:
         state, table, slot = self._state, self._state.table, sequence.slot
         num_tokens = int(table.num_tokens[slot])
         if num_tokens > table.num_known_tokens[slot]:
-            state.tell("skip", slot, "its last token is still in flight")
+            state.facts.append(("skip", slot, "its last token is still in flight"))
             return Outcome.SKIPPED
         claim = sequence.claim
         held = claim.blocks if claim is not None else None
@@ -220,10 +220,10 @@ class Admission:
         )
         if not self._chunk:
             self._put_back(sequence, claim)
-            state.tell("skip", slot, "the policy gave its first part no tokens")
+            state.facts.append(("skip", slot, "the policy gave its first part no tokens"))
             return Outcome.SKIPPED
         if not self._take(sequence, claim, hit, num_new, num_computed):
-            state.tell("skip", slot, "its KV load could not be begun")
+            state.facts.append(("skip", slot, "its KV load could not be begun"))
             return Outcome.SKIPPED
         return Outcome.ADMITTED
 
@@ -295,7 +295,7 @@ class Admission:
             if claim.when is When.PENDING:
                 self.num_pending += 1
                 self._held_back.add(sequence.slot)
-                self._state.tell("skip", sequence.slot, claim.reason)
+                self._state.facts.append(("skip", sequence.slot, claim.reason))
             return claim
         return None
 

@@ -119,8 +119,9 @@ class Scheduler(Restorable):
         if self.verifies:
             self._take_back()
         view, order = self.views.view(), None
-        if state.planning:
-            state.tell("begin", view, self.next_step)
+        facts = state.facts
+        facts.clear()
+        facts.append(("begin", self.next_step, len(view.waiting), view.num_free_blocks))
         if alone is not None:
             return self._plan_alone(alone)
         if view.waiting.size and self._policy.preempts:
@@ -146,8 +147,7 @@ class Scheduler(Restorable):
         ends = computed + 1
         all_decode = ends.tobytes() == num_tokens.tobytes()
         decodes = active if all_decode else active[ends == num_tokens]
-        if state.planning:
-            state.tell("split", split, active, decodes)
+        facts.append(("split", split, active, decodes))
         is_settled = not state.waiting.slots.size or (order is None and not state.rows.num_free)
         if all_decode and active is state.running and proposal is None and is_settled:
             plan = self._plan_decodes(view, split, places, computed, ends)
@@ -161,7 +161,7 @@ class Scheduler(Restorable):
         if not all_decode and left > 0:
             self._continue_prefills(view, active[~is_decode], left, slots, counts)
             left -= sum(int(c.sum()) for c in counts[1:])
-        state.tell("left", left)
+        facts.append(("left", left))
         if len(self._preempted) == num_gave_way and left > 0 and state.waiting.slots.size:
             admitted, chunks = self.admission.admit(self.views.view(), token_budget=left, order=order)
             slots.append(admitted)
@@ -200,11 +200,10 @@ class Scheduler(Restorable):
             if number > state.blocks.num_available:  # so many may be missing
                 return None
             self._allocate(view, state.running, self._ones[:number])
-        if state.planning:
-            left = min(self._budget - number, split.prefill)
-            state.tell("left", left)
-            if state.waiting.slots.size and left > 0:
-                state.tell("stop", "rows")
+        left = min(self._budget - number, split.prefill)
+        state.facts.append(("left", left))
+        if left > 0 and state.waiting.slots.size:
+            state.facts.append(("stop", "rows"))
         self.verifies = False
         table.num_computed_tokens[places] = ends
         table.num_tokens[places] = ends + 1
@@ -302,7 +301,7 @@ class Scheduler(Restorable):
         if often.any() and not often.all():
             candidates = candidates[~often]
         victim = self._policy.victim(view, candidates=read_only(candidates))
-        state.tell("preempt", victim, -1, num_needed, self._blocks.num_available)
+        state.facts.append(("preempt", victim, -1, num_needed, self._blocks.num_available))
         state.preempt(table.sequence(victim))
         self._preempted.append(victim)
         return True
@@ -336,7 +335,7 @@ class Scheduler(Restorable):
     def _plan_alone(self, slot: int) -> Plan | None:
         """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
         state, table = self._state, self._state.table
-        state.tell("alone", slot)
+        state.facts.append(("alone", slot))
         if table.sequence(slot).state is SequenceState.ASIDE:
             return self._finish_plan(_EMPTY, _EMPTY)  # its stage has not resumed it yet
         if table.row[slot] < 0:
@@ -461,7 +460,7 @@ class Preemptor(Restorable):
                 continue
             victims = self._chosen(view, slot)
             for victim in victims:
-                state.tell("preempt", victim, slot)
+                state.facts.append(("preempt", victim, slot))
                 state.preempt(table.sequence(victim))
             if victims:
                 self._made_for.setdefault(slot, int(table.epoch[slot]))
