@@ -114,7 +114,7 @@ class Calls:
 
 
 def decode_step() -> tuple[int, int]:
-    """Return calls and modules of one decode step of one sequence with a backend that does nothing."""
+    """Return calls and modules of a decode step of one sequence that begins and fills no block; the backend does nothing."""
     from trencadis.clock import SystemClock
     from trencadis.records import Request, SamplingParams
     from trencadis_testing.engines import make_engine
@@ -123,7 +123,7 @@ def decode_step() -> tuple[int, int]:
     engine = make_engine(backend=FakeBackend(strict=False, eos=-1), clock=SystemClock(), num_blocks=64, max_num_seqs=4)
     params = SamplingParams(max_tokens=200, temperature=0)
     engine.add(Request(request_id="one", prompt_token_ids=tuple(range(1, 9)), params=params))
-    for _ in range(20):
+    for _ in range(21):
         engine.step()
     calls = Calls()
     with calls.counting():

@@ -52,9 +52,9 @@ class PlansOneByOne(Stage):
 class OwnScheduler(Scheduler):
     num_plans = 0
 
-    def plan(self, *args: Any, **options: Any) -> Plan | None:
+    def next_plan(self, *args: Any, **options: Any) -> Plan | None:
         self.num_plans += 1
-        return super().plan(*args, **options)
+        return super().next_plan(*args, **options)
 
 
 def request(name: str = "a") -> Request:

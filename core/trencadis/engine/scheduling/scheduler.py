@@ -37,7 +37,7 @@ class Scheduler(Restorable):
     """Makes plans for one engine.
 
     Args:
-        state: The engine's state; changed by :meth:`plan`.
+        state: The engine's state; changed by :meth:`next_plan`.
         policy: The guarded scheduling policy.
         max_num_batched_tokens: Token budget of a step.
         max_preemptions: Sequences preempted more often are spared while others are left.
@@ -91,27 +91,18 @@ class Scheduler(Restorable):
         self.num_recomputed_tokens = 0
 
     def next_plan(self, suspects: Sequence[int] = ()) -> Plan | None:
-        """Return the next plan, with tokens to verify if there are any; None if nothing can run.
-
-        Args:
-            suspects: Slots that run alone, the first of them now.
-
-        Raises:
-            StepFailedError: A policy failed for good.
-        """
-        alone = suspects[0] if suspects else None
-        return self.plan(None if self.propose is None else self.propose(), alone=alone)
-
-    def plan(self, proposal: Proposal | None = None, *, alone: int | None = None) -> Plan | None:
-        """Return the next plan, or None if nothing can run now.
+        """Return the next plan, with tokens to verify if some were proposed, or None if nothing can run now.
 
         Mutates the state: allocates blocks, preempts, admits, and counts scheduled tokens as computed.
 
         Args:
-            proposal: Tokens to verify, of running sequences.
-            alone: Slot of a suspect of a failed step, which is to run alone; None: there is none.
+            suspects: Slots of a failed step that run alone, the first of them now.
+
+        Raises:
+            StepFailedError: A policy failed for good.
         """
         state, table = self._state, self._state.table
+        proposal = None if self.propose is None else self.propose()
         self._preempted = []
         self.num_recomputed_tokens = 0
         if self.admission.has_outcome:
@@ -122,8 +113,8 @@ class Scheduler(Restorable):
         facts = state.facts
         facts.clear()
         facts.append(("begin", self.next_step, len(view.waiting), view.num_free_blocks))
-        if alone is not None:
-            return self._plan_alone(alone)
+        if suspects:
+            return self._plan_alone(suspects[0])
         if view.waiting.size and self._policy.preempts:
             order = self.admission.cached_order.order(view).copy()
             self._preempted = self.preemptor.make_way(view, order)
@@ -179,7 +170,7 @@ class Scheduler(Restorable):
     ) -> Plan | None:
         """Plan a token for each running sequence where nothing else is to be decided; None if something is.
 
-        This is what :meth:`plan` comes to then, and what nearly all steps are: nothing waits that could get a row, every sequence decodes,
+        This is what :meth:`next_plan` comes to then, and what nearly all steps are: nothing waits that could get a row, every sequence decodes,
         and blocks and budgets are enough.
 
         Args:
