@@ -39,7 +39,7 @@ class PlanWatch:
         self._policy = engine._policy
         self._most = 1 + max_drafts
         scheduler = engine._scheduler
-        plan_of = scheduler.plan
+        plan_of = scheduler.next_plan
 
         def plan(*args: Any, **kwargs: Any) -> Plan | None:
             before = set(self._state.running.tolist())
@@ -51,7 +51,7 @@ class PlanWatch:
                 self._look(made, before, could_lack=could_lack)
             return made
 
-        scheduler.plan = plan  # type: ignore[method-assign]
+        scheduler.next_plan = plan  # type: ignore[method-assign]
 
     def take(self) -> list[Plan]:
         """Return the plans since the last call."""

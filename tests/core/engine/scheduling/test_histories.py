@@ -50,13 +50,13 @@ def keep_blocks_of_the_aborted(monkeypatch) -> None:
 
 
 def one_token_over_budget(monkeypatch) -> None:
-    plan = Scheduler.plan
+    plan = Scheduler.next_plan
 
     def greedy(self, *args):
         self._budget += 1
         return plan(self, *args)
 
-    monkeypatch.setattr(Scheduler, "plan", greedy)
+    monkeypatch.setattr(Scheduler, "next_plan", greedy)
 
 
 def hit_of_the_whole_prompt(monkeypatch) -> None:
@@ -146,7 +146,7 @@ def prompts_run_twice_in_a_step(monkeypatch) -> None:
 
 
 def a_chunk_skips_a_token(monkeypatch) -> None:
-    plan = Scheduler.plan
+    plan = Scheduler.next_plan
 
     def skips(self, *args):
         made = plan(self, *args)
@@ -154,17 +154,17 @@ def a_chunk_skips_a_token(monkeypatch) -> None:
             self._state.table.num_computed_tokens[made.slots[~made.samples]] += 1
         return made
 
-    monkeypatch.setattr(Scheduler, "plan", skips)
+    monkeypatch.setattr(Scheduler, "next_plan", skips)
 
 
 def samples_in_the_middle_of_a_prompt(monkeypatch) -> None:
-    plan = Scheduler.plan
+    plan = Scheduler.next_plan
 
     def samples(self, *args):
         made = plan(self, *args)
         return made if made is None else attrs.evolve(made, samples=np.ones(len(made.slots), np.bool_))
 
-    monkeypatch.setattr(Scheduler, "plan", samples)
+    monkeypatch.setattr(Scheduler, "next_plan", samples)
 
 
 def preempts_without_need(monkeypatch) -> None:
@@ -181,13 +181,13 @@ def preempts_without_need(monkeypatch) -> None:
 
 
 def idles_now_and_then(monkeypatch) -> None:
-    plan = Scheduler.plan
+    plan = Scheduler.next_plan
 
     def lazy(self, *args):
         self._calls = getattr(self, "_calls", 0) + 1
         return None if self._calls % 9 > 4 else plan(self, *args)
 
-    monkeypatch.setattr(Scheduler, "plan", lazy)
+    monkeypatch.setattr(Scheduler, "next_plan", lazy)
     monkeypatch.setattr(Engine, "_watch_progress", lambda self, *args, **options: None)
 
 
@@ -250,7 +250,7 @@ def runs_before_its_blocks_are_loaded(monkeypatch) -> None:
         load(self, waiting, found)
         self._hasty.append((self, found.transfer_id))
 
-    plan = Scheduler.plan
+    plan = Scheduler.next_plan
 
     def ends_loads(self, *args, **more):
         for transfers, transfer_id in Transfers._hasty:
@@ -261,7 +261,7 @@ def runs_before_its_blocks_are_loaded(monkeypatch) -> None:
 
     monkeypatch.setattr(Transfers, "_hasty", [], raising=False)
     monkeypatch.setattr(Transfers, "load", eager)
-    monkeypatch.setattr(Scheduler, "plan", ends_loads)
+    monkeypatch.setattr(Scheduler, "next_plan", ends_loads)
 
 
 def ends_of_the_unknown(monkeypatch) -> None:

@@ -147,7 +147,7 @@ def planned(num_blocks: int, preemption: str, *, the_long_way: bool) -> tuple[li
     scheduler, plans, short = engine._scheduler, [], 0
     if the_long_way:
         scheduler._plan_decodes = lambda *_: None
-    plan_of = scheduler.plan
+    plan_of = scheduler.next_plan
 
     def plan(*args: Any, **options: Any) -> Any:
         nonlocal short
@@ -158,7 +158,7 @@ def planned(num_blocks: int, preemption: str, *, the_long_way: bool) -> tuple[li
             short += made.slots is engine._state.running and len(engine._state.waiting) > 0
         return made
 
-    scheduler.plan = plan
+    scheduler.next_plan = plan
     for number in range(7):
         engine.add(request(f"r{number}", tuple(range(number, number + 5 + number)), max_tokens=12 + number))
     drain(engine)

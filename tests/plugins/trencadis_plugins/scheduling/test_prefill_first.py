@@ -147,7 +147,7 @@ def test_a_whole_engine_admits_no_new_prompt_while_one_is_swapped(overlap):
         max_num_seqs=8,
         async_scheduling=overlap,
     )
-    state, plan_of = engine._state, engine._scheduler.plan
+    state, plan_of = engine._state, engine._scheduler.next_plan
     admitted_beside: list[bool] = []
 
     def plan(*args, **kwargs):
@@ -157,7 +157,7 @@ def test_a_whole_engine_admits_no_new_prompt_while_one_is_swapped(overlap):
             admitted_beside.append(set(made.admitted.tolist()) <= swapped)
         return made
 
-    engine._scheduler.plan = plan
+    engine._scheduler.next_plan = plan
     for name in "abcdefgh":
         params = SamplingParams(max_tokens=30, temperature=0.0)
         prompt = tuple((ord(name) + i) % 97 for i in range(8))
