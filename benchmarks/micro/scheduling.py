@@ -3,7 +3,7 @@
     python benchmarks/micro/scheduling.py [--json]
 
 An engine on the fake backend has 256 running and 4,096 waiting sequences of four tenants and no block to admit anybody with, so
-that every step asks for the whole order in vain. Timed are the calls of a step (split and order; give_way where a policy preempts)
+that every step asks for the whole order in vain. Timed are the calls of a step (split and order; preempt_for where a policy preempts)
 on its view, those of first come, first served twice: the second time is the noise floor (A/A). Then whole steps of the engine with 4,096
 and with 100,000 waiting, all of them in time, and all of them starved. Last, the recompute tax of each choice of victim on a simulated
 device whose cache is short. Times are CPU times.
@@ -94,7 +94,7 @@ def call_us(policy: SchedulingPolicy, view: Any) -> float:
         policy.split(view, token_budget=8192)
         order = policy.order(view)
         if policy.preempts:
-            policy.give_way(view, slot=int(order[0]), candidates=view.running)
+            policy.preempt_for(view, slot=int(order[0]), candidates=view.running)
         times.append(time.process_time_ns() - start_ns)
     return min(times) / 1e3
 

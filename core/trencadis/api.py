@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trencadis.config.messages import origin, show, value_error
     from trencadis.config.schema import BUCKETING_BY_LAYOUT, NounConfig, PluginsConfig, RouterConfig
     from trencadis.config.settings import ENVIRONMENT_PREFIX
-    from trencadis.engine.batching.warmup import completing_buckets
+    from trencadis.engine.batching.warmup import wanted_covering_buckets
     from trencadis.engine.build import build_engine
     from trencadis.engine.cache.guarded import GuardedEviction
     from trencadis.engine.cache.hashing import BlockHasher
@@ -101,7 +101,7 @@ _HOMES = {
     "check_model": "client.factory",
     "check_model_path": "text",
     "check_request": "engine.request_check",
-    "completing_buckets": "engine.batching.warmup",
+    "wanted_covering_buckets": "engine.batching.warmup",
     "dump_config": "config.dump",
     "dump_options": "config.dump",
     "encode_chat": "text",
@@ -166,7 +166,7 @@ __all__ = [
     "check_model",
     "check_model_path",
     "check_request",
-    "completing_buckets",
+    "wanted_covering_buckets",
     "dump_config",
     "dump_options",
     "encode_chat",

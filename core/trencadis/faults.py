@@ -503,7 +503,7 @@ class Fallback(Generic[S]):
 
     Attributes:
         label: Names the component and its distribution in messages.
-        make: Its factory.
+        make: Factory of the component.
         remake: Makes the component anew that it takes over from; None: that is not tried again.
     """
 

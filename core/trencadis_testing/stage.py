@@ -139,7 +139,7 @@ class StageConformance:
             engine = {"tables": {"token_cap": TokenCapConfig(max_tokens_per_tenant=20)}}
 
     Attributes:
-        definition: What the hook ``trencadis_stages`` yields.
+        definition: The definition that the hook ``trencadis_stages`` yields.
         engine: Arguments of :func:`~trencadis_testing.engines.make_engine` with which an engine has the stage.
         backend: Arguments of :class:`~trencadis_testing.fakes.FakeBackend` with which it has.
         stands_beside_transfers: An engine may have it and a KV connector.
@@ -331,7 +331,7 @@ class _History:
         num_requests: Requests.
 
     Attributes:
-        steps: Of each step, the slots that got tokens, their tokens, and who ended.
+        steps: For each step the slots that got tokens, their tokens, and who ended.
         num_refused: Requests that were refused.
     """
 

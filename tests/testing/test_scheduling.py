@@ -47,7 +47,7 @@ class Urgent(SchedulingPolicy):
     def order(self, view: SchedulerView):
         return view.waiting[np.argsort(view.priority[view.waiting], kind="stable")]
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates) -> int:
         worst = int(candidates[np.argmax(view.priority[candidates])])
         return worst if view.priority[worst] > view.priority[slot] else -1
 
@@ -159,7 +159,7 @@ MUTANTS = {
             "GivesWayToAnybody",
             SchedulingPolicy,
             preempts=True,
-            give_way=lambda self, view, *, slot, candidates: int(candidates[0]),
+            preempt_for=lambda self, view, *, slot, candidates: int(candidates[0]),
         )
     ],
     "test_nobody_is_lost_and_all_work_ends": [
@@ -167,7 +167,7 @@ MUTANTS = {
             "PushesOutWhoDoesNotRun",
             SchedulingPolicy,
             preempts=True,
-            give_way=lambda self, view, *, slot, candidates: slot,
+            preempt_for=lambda self, view, *, slot, candidates: slot,
         ),
         broken(
             "IdlesWhenOneRuns",

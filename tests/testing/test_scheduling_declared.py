@@ -57,7 +57,7 @@ class NeverGivesWay(Priority):
     def __init__(self) -> None:
         super().__init__(PriorityConfig(preempt=True))
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates) -> int:
         return -1
 
 

@@ -15,7 +15,7 @@ from trencadis.activity import ACTIVITY
 from trencadis.clock import Clock, HeldClock, Phases, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
-from trencadis.engine.batching.warmup import check_misses, completing_buckets, listed_buckets, warm_up
+from trencadis.engine.batching.warmup import check_misses, listed_buckets, wanted_covering_buckets, warm_up
 from trencadis.engine.cache.cache_size import limits_of, limits_of_part, longest_sequence, size_cache, without_sharing
 from trencadis.engine.cache.guarded import GuardedEviction
 from trencadis.engine.cache.hashing import BlockHasher, compatibility_of
@@ -284,10 +284,10 @@ def _warm_up(
         if not config.engine.warmup:
             logger.info("engine.warmup is off: each bucket is compiled when a step first needs it.")
         check_misses(config, bucketing, buckets)
-        covering = completing_buckets(config.bucketing, bucketing.ask.bucket_for, buckets, limits)
+        covering = wanted_covering_buckets(config.bucketing, bucketing.ask.bucket_for, buckets, limits)
         warmed = warm_up(executor, (*buckets, *covering), clock=clock, progress=progress)
         passes.prepared(warmed.report.prepared)
-        passes.close(buckets, covering)
+        passes.cover(buckets, covering)
     return warmed
 
 

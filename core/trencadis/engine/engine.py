@@ -80,9 +80,9 @@ class Engine:
     Attributes:
         model: The loaded model.
         max_model_len: Longest sequence, tokens.
-        warm_up: What was prepared before the first request.
+        warm_up: Buckets that were prepared before the first request.
         totals: Counters since the start.
-        hashing: What block hashes depend on beside the configuration, and tokens per block; None without prefix caching.
+        hashing: Compatibility key of block hashes, and tokens per block; None without prefix caching.
         is_paused: Set it, and no more steps are planned; those in flight end, requests may come and go, and none is lost.
         wake: Called from any thread when there is work between two steps; see :meth:`wake_by`.
     """

@@ -58,7 +58,7 @@ class Guard(Generic[S]):
     """Calls a component by the rules of its contract.
 
     Args:
-        contract: Its methods with a rule are guarded.
+        contract: Methods of it with a rule are guarded.
         label: Names the component and its distribution in messages.
         strategy: The component.
         meter: Measures its calls; None: nothing is measured.
@@ -68,7 +68,7 @@ class Guard(Generic[S]):
         ask: The guarded methods. The guard itself has them, too, but for those that its class defines; one that inherits the contract has
             also the component's other methods, as they are.
         label: Names what is in place in messages.
-        beside: What is told of each call, or None; see :meth:`put_beside`.
+        beside: The object that is told of each call, or None; see :meth:`put_beside`.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class CommonParts:
 
     Attributes:
         executor: Started: the model is loaded.
-        model: What was loaded.
+        model: The loaded model.
         observers: Names and observers.
         kept_observers: Names of those that are never switched off.
         stages: All stages that are registered, in order.

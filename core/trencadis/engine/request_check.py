@@ -15,7 +15,7 @@ def check_request(request: Request, *, vocab_size: int, max_model_len: int, eos_
     """Refuse what no engine of this model can run. Pure; O(prompt).
 
     Args:
-        request: What a client asked.
+        request: A client's request.
         vocab_size: Legal token ids are 0 .. vocab_size - 1.
         max_model_len: Longest sequence, tokens.
         eos_token_ids: Tokens that end a text of this model.
@@ -81,9 +81,9 @@ def check_honoured(params: SamplingParams, honoured: frozenset[str], sampler: st
     """Refuse parameters that would have no effect. Pure.
 
     Args:
-        params: Of a request.
+        params: Sampling parameters of a request.
         honoured: Parameters that the sampler honours, ``parameters_in`` of what it states.
-        sampler: Its component, for the message.
+        sampler: Names the component in the message.
 
     Raises:
         InvalidRequestError: The sampler does not honour one of those that the request asks for; names both.

@@ -53,7 +53,7 @@ class RequestValidator:
         """Return a request as it will run.
 
         Args:
-            request: As it came.
+            request: The request as it came.
             accept: Stages complete or refuse it.
             accept_last: The same, for what costs something.
 

@@ -65,8 +65,8 @@ class Claim:
         num_tokens: First tokens of the sequence whose KV it provides.
         when: When that KV can be read.
         blocks: Blocks for all the sequence's tokens, referenced once for it, of which the first are filled; None: it holds none.
-        counts_as_cached: Its tokens count as found in a cache.
-        is_provisional: What the sequence computes does not count before the stage says that the KV came.
+        counts_as_cached: The claimed tokens count as found in a cache.
+        is_provisional: Computed tokens do not count before the stage says that the KV came.
         reason: Why the sequence does not run now, in words.
     """
 
@@ -83,7 +83,7 @@ class Claim:
 
         Args:
             sequence: It is being admitted, or set aside to be loaded.
-            blocks: Its blocks for all its tokens, int32 ``[n]``.
+            blocks: Blocks for all tokens of the sequence, int32 ``[n]``.
             num_found: Leading blocks that the prefix cache held.
         """
         return True
@@ -103,7 +103,7 @@ class Sequence:
     Attributes:
         request: The request.
         original_request: The same as it came, without what stages add.
-        slot: Its index in the table, for life.
+        slot: The index in the table, for life.
         seed: Key of its random numbers.
         stop_token_ids: The model's end-of-sequence tokens, unless ignored, and the request's own stop tokens.
         tokens: Known tokens while it holds no row, int32; stale while it runs.

@@ -74,7 +74,7 @@ class Made:
 
     Attributes:
         label: Names it and its distribution in messages.
-        component: What its factory returned.
+        component: The object that its factory returned.
         make_fallback: Makes what takes over from it; None: nothing does.
         remake: Makes it again in the process of a rank, to which this function can travel: returns another ``Made``, and what measures calls
             there. None: everything runs in this process.
@@ -305,7 +305,7 @@ class EngineParts:
         depth: Most steps in flight at once.
         policy: The scheduling policy.
         in_flight: Steps that were submitted and are not committed, the oldest first.
-        kept: What the engine keeps from step to step beside its state, by name: ``scheduler``, ``order``, ``preemptor``, ``recovery``,
+        kept: Parts that keep something from step to step beside the state, by name: ``scheduler``, ``order``, ``preemptor``, ``recovery``,
             ``policy``, and the stages that can be restored.
         add: Queues a request as a client's is; returns its slot.
         abort: Ends a request in any state; returns its sequence, or None if there is none of this id.
@@ -410,8 +410,8 @@ class Stage:
     Attributes:
         name: The name of its definition; set before it is bound.
         label: Names it and its distribution in messages, and has its faults contained; empty: it is built in. Set with ``name``.
-        remedy: What to do about its faults, in words; set with ``name``.
-        num_faults: Its calls that raised or broke a law, where faults are contained.
+        remedy: Says what to do about its faults; set with ``name``.
+        num_faults: Calls that raised or broke a law, where faults are contained.
         accepts_last: ``accept`` is called after the scheduling policy has accepted the request: for what costs something.
         answers: Answers to questions of operators, such as ``explain``, by question; each takes a table of arguments and returns a table.
         takes: Kinds of requests other than ``Request`` that it serves, and what queues one, or refuses it by a ``RequestError``.
@@ -501,7 +501,7 @@ class Stage:
 
         Args:
             step: The step that was committed; None: none was.
-            output: Its output.
+            output: Output of the step.
             deltas: New tokens and finished sequences, as stages before this one left them.
         """
         return deltas
@@ -626,13 +626,13 @@ class Stages:
 
     Attributes:
         all: The stages.
-        called: What is called in their places.
+        called: The stages or their guards.
         wants_empty_plan: The question of that name.
         idle: The same.
-        drop: What forgets requests of other kinds.
-        fault_in: What checks outputs.
-        hear: What hears notices.
-        dump: What writes files of the last steps.
+        drop: Methods that forget requests of other kinds.
+        fault_in: Methods that check outputs.
+        hear: Methods that hear notices.
+        dump: Methods that write files of the last steps.
     """
 
     accept: tuple[Callable[[Request], Request], ...]

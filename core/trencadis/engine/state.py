@@ -44,7 +44,7 @@ class EngineState:
     Args:
         clock: Source of time; the engine holds it at each request, plan and commit.
         blocks: The KV blocks; rows are divided as they are.
-        hasher: Of block content.
+        hasher: Hashes the contents of blocks.
         num_rows: ``max_num_seqs``.
         max_model_len: Tokens.
         block_size: Tokens per block.
@@ -118,7 +118,7 @@ class EngineState:
         """Make a sequence of a request that was checked and completed; :meth:`enqueue` or :meth:`set_aside` comes next.
 
         Args:
-            request: What is to be served.
+            request: The request to serve.
             original_request: The same as it came, before stages completed it; None: it came like that.
         """
         table = self.table
@@ -181,7 +181,7 @@ class EngineState:
             if sequence.state is SequenceState.ASIDE:
                 self._end_aside(slot)
             else:
-                self._unwait(sequence)
+                self._leave_queue(sequence)
         num_prompt = int(table.num_prompt_tokens[slot])
         finished = FinishedSequence(
             request_id=sequence.request.request_id,
@@ -237,7 +237,7 @@ class EngineState:
             num_cached: Those of them that a cache had.
         """
         table, slot = self.table, sequence.slot
-        self._unwait(sequence)
+        self._leave_queue(sequence)
         sequence.claim = None
         row = self.rows.take(sequence.part)
         tokens = sequence.tokens
@@ -269,7 +269,7 @@ class EngineState:
 
         Args:
             sequence: It runs.
-            kv_valid: Its blocks hold what they should; after a failed step they may not, and nothing of them is kept. Nor is what is
+            kv_valid: The blocks hold what they should; after a failed step they may not, and nothing of them is kept. Nor is what is
                 still in flight.
         """
         table, slot = self.table, sequence.slot
@@ -425,7 +425,7 @@ class EngineState:
         (self.waiting.push_front if front else self.waiting.append)(sequence.slot)
         self._count_waiting(sequence.slot)
 
-    def _unwait(self, sequence: Sequence) -> None:
+    def _leave_queue(self, sequence: Sequence) -> None:
         if not self.waiting.remove(sequence.slot):
             raise InternalError(f"slot {sequence.slot} is {sequence.state.name}, not waiting")
         self._count_waiting(sequence.slot, waits=False)

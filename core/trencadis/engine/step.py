@@ -74,7 +74,7 @@ class SubmittedStep:
 
     Attributes:
         plan: Who runs how many tokens.
-        pending: Its output, to be waited for.
+        pending: Returns the output, once it is there.
         passes: Forwards of its batch.
         start_s: Engine clock when its planning began.
         plan_s: Seconds to plan, build and submit it.
@@ -83,7 +83,7 @@ class SubmittedStep:
         commit_s: Seconds to commit it.
         num_prompt_tokens_admitted: Prompt tokens of the sequences that its plan admitted.
         num_prompt_tokens_cached: Those of them that were cached.
-        num_recomputed_tokens: Its tokens that had been computed before a preemption.
+        num_recomputed_tokens: Tokens that had been computed before a preemption.
         pass_counts: How its passes got their buckets.
         policy: Name of the scheduling policy that decided it.
         num_quarantined: Scheduling policies that a fallback replaced, total since the start.
@@ -118,7 +118,7 @@ class Obstacle:
     """Something that keeps a record of the steps from being replayed exactly.
 
     Attributes:
-        words: What happened, the middle of a sentence.
+        words: The event, as the middle of a sentence.
     """
 
     words: str

@@ -60,7 +60,7 @@ class RankQuorum:
         """Merge the reports of a step, by rank; return the transfers that all ranks have now finished.
 
         Args:
-            reports: Of any of the ranks, in any order.
+            reports: Reports of any of the ranks, in any order.
             is_awaited: Whether the end of a load, or a release, is awaited for a transfer id.
             is_pinned: Whether a release is awaited for it.
         """

@@ -115,7 +115,7 @@ class SchedulerView:
 
 
 class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
-    """Decides who runs. Called on the engine thread, at most once per method and step except ``chunk``, ``victim`` and ``give_way``.
+    """Decides who runs. Called on the engine thread, at most once per method and step except ``chunk``, ``victim`` and ``preempt_for``.
 
     Methods may keep state in the policy; they must not change the view. The same calls in the same order give the same
     answers: no wall clock, no global random source.
@@ -124,7 +124,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
     times within a minute, or once ten times as long, is replaced by its fallback.
 
     Attributes:
-        preempts: Whether ``give_way`` is asked at all.
+        preempts: Whether ``preempt_for`` is asked at all.
     """
 
     preempts: bool = False
@@ -207,7 +207,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         return int(candidates[-1])
 
     @law(one_of("candidates", or_none=True))
-    def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return which candidate loses its blocks so that a waiting sequence can be admitted, or -1: then it waits.
 
         Called only if ``preempts``, for sequences at the beginning of ``order`` that lack a row or blocks, until room can be made for

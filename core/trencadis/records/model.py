@@ -122,7 +122,7 @@ class WarmUp:
 
     Attributes:
         buckets: Those that the backend was asked to prepare.
-        report: What it did with them.
+        report: Says what the device did with them.
         took_s: Duration, seconds.
     """
 

@@ -136,7 +136,7 @@ class Builder:
         """Load the model; what is made from now on is told of it.
 
         Args:
-            executor: Of ``device_label``.
+            executor: The executor that ``device_label`` names.
             source: Where the model is.
             make_sampler: Makes the sampler of a rank; travels to its process.
 

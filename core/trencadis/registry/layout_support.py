@@ -33,7 +33,7 @@ class Layout:
         name: Key of ``[parallel]``; of ``attention`` its value "data"; ``processes``: ranks are processes of their own, one rank too.
         summary: For the documentation.
         capabilities: Without which it is not served; the first part of each is the noun that provides it.
-        hint: What to do instead.
+        hint: Says what to do instead.
     """
 
     name: str
@@ -95,8 +95,8 @@ def unserved_layout(
 
     Args:
         plan: The components.
-        name: Of :data:`LAYOUTS`.
-        size: Of ``[parallel]``; 1 asks for nothing.
+        name: One of :data:`LAYOUTS`.
+        size: Value in ``[parallel]``; 1 asks for nothing.
         nouns: Whose components are asked.
     """
     layout = next(one for one in LAYOUTS if one.name == name)

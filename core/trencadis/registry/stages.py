@@ -28,7 +28,7 @@ class RegisteredStage:
     """A stage and where it comes from.
 
     Attributes:
-        definition: What the plugin yielded.
+        definition: The definition that the plugin yielded.
         provenance: Which plugin did.
     """
 
@@ -44,7 +44,7 @@ def stages_of(loader: PluginLoader, plugin: str) -> dict[str, RegisteredStage]:
     """Return the stages that a plugin offers, by name.
 
     Raises:
-        PluginLoadError: Its hook raised.
+        PluginLoadError: The hook raised.
         ContractError: It yielded something else, or a name twice.
     """
     provenance = loader.plugins[plugin]

@@ -133,7 +133,7 @@ class Andes(SchedulingPolicy):
         self._is_served[ranked] = (needed <= view.num_total_blocks) & (np.arange(len(ranked)) < num_rows)
         return waiting[np.lexsort((view.arrival_s[waiting], -self._priority[waiting]))]
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return the candidate with the least priority of those that should not be served, if preempting it is worth it."""
         places = candidates[~self._is_served[candidates]]
         if not self._is_served[slot] or not places.size:
@@ -235,7 +235,7 @@ class RoundRobin(SchedulingPolicy):
         since_s = np.where(self._ran_s[waiting] < 0, view.arrival_s[waiting], self._ran_s[waiting])
         return waiting[np.lexsort((view.arrival_s[waiting], since_s))]
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return the candidate that has used its quantum up and had most tokens since."""
         used = np.where(self._ran[candidates], view.num_tokens[candidates] - self._since[candidates], 0)
         return int(candidates[np.argmax(used)]) if used.max() >= self._quantum else -1

@@ -99,7 +99,7 @@ class SlosServe(SchedulingPolicy, SupportsSteadySteps):
         rest = waits.difference(first)
         return np.array([*first, *(slot for slot in view.waiting.tolist() if slot in rest)], np.int32)
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return the youngest best-effort one if a standard request waits."""
         if slot not in self._standard:
             return -1

@@ -61,7 +61,7 @@ class MultiLevel(Fcfs):
         levels = np.where(view.now_s - since_s > self._starve_s, 0, self.levels(view, waiting))
         return waiting[np.lexsort((view.arrival_s[waiting], levels))]
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return the candidate of the lowest level if the waiting one's is higher."""
         levels = self.levels(view, candidates)
         own = float(self.levels(view, np.array([slot], np.int32))[0])

@@ -40,7 +40,7 @@ class Priority(Fcfs):
         keys = self._keys(view, waiting, view.waited_s[waiting] - view.waiting_since_s[waiting])
         return waiting[np.lexsort((view.arrival_s[waiting], keys))]
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return the least urgent candidate of those with a larger priority number that waiting has not made up for."""
         own_s = view.waited_s[slot] + view.now_s - view.waiting_since_s[slot]
         own = view.priority[slot] - own_s * self._priority_per_s

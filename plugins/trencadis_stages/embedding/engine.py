@@ -29,7 +29,7 @@ class EmbeddingEngine:
     """An engine whose steps embed a micro-batch each. One thread calls it.
 
     Args:
-        parts: What it is made of.
+        parts: Parts of the engine.
 
     Attributes:
         model: The loaded model.

@@ -39,7 +39,7 @@ class EmbeddingQueue:
 
     Args:
         executor: Embeds.
-        model: What it has loaded.
+        model: The loaded model.
         max_model_len: Longest text, tokens.
         max_num_batched_tokens: Token budget of a step.
 

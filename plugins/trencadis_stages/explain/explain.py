@@ -180,7 +180,7 @@ class Verdict:
         outcome: See ``Span``.
         reason: In words.
         other: Slot of the request for which, or after which; -1: none.
-        index: Its place in the plan, or -1.
+        index: Place in the plan, or -1.
         start: Computed tokens before.
         num_tokens: Tokens computed.
         rank: Place in the order, 1 is first; 0: not known.

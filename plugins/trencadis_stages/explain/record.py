@@ -72,11 +72,11 @@ class StepNotes:
         num_waiting: Sequences that waited then.
         num_free_blocks: Blocks that could be had then.
         policy: Name of the policy.
-        split: What the policy gave decodes and prefills, or None if it was not asked.
+        split: Tokens that the policy gave decodes and prefills, or None if it was not asked.
         num_left: Tokens left for admission; -1: none could have been admitted.
         running: Slots that ran after planning.
-        active: Of those that ran, the ones with a token to compute; None: not looked at.
-        decodes: Of the active ones, those that decode.
+        active: Running slots with a token to compute; None: not looked at.
+        decodes: Active slots that decode.
         slots: Who is in the plan.
         starts: Computed tokens of each before.
         counts: Tokens of each.
@@ -124,14 +124,14 @@ class RequestLifetime:
     """The time of one request in the engine.
 
     Attributes:
-        request_id: Its id.
-        slot: Its slot.
+        request_id: Id of the request.
+        slot: Slot of its sequence.
         num_prompt_tokens: Tokens of its prompt.
         arrival_s: Engine clock when it came.
         born: Number of the first step record that may show it.
         died: Number of the first step record that cannot; very large while it is in the engine.
         finish_reason: Why it ended; empty before.
-        num_output_tokens: What it had then.
+        num_output_tokens: Output tokens that it had then.
         error: The error of its end; empty: there was none.
     """
 

@@ -27,7 +27,7 @@ class PartitionedBlocks(BlockManager):
     Blocks are allocated in a partition, not here.
 
     Args:
-        num_blocks: Of all partitions, a multiple of their number.
+        num_blocks: Blocks of all partitions, a multiple of their number.
         evictions: One for each partition: a policy chooses among all candidates that it was told of.
     """
 

@@ -29,7 +29,7 @@ _UNASKED = frozenset({"admit_tenant"})
 class Shadow:
     """Asks a policy what the live one was asked, with the same arguments; whatever it raises ends it and nothing else.
 
-    It is asked only what the live policy is asked: ``give_way`` only if that one preempts. It sees what the live policy's choices led
+    It is asked only what the live policy is asked: ``preempt_for`` only if that one preempts. It sees what the live policy's choices led
     to, not what its own would have.
 
     Args:
@@ -39,13 +39,13 @@ class Shadow:
         meter: Measures its calls; one that is too slow is asked no more.
 
     Attributes:
-        label: As given.
+        label: The argument.
         fault: Why it is asked no more; empty while it is.
         num_steps: Steps in which it was asked something.
         num_differing: Steps in which it would have chosen otherwise.
         num_orders: Orders that it was asked for.
         differing: Answers that differed, by method.
-        spent_s: What it took in all, seconds.
+        spent_s: Time that it took in all, seconds.
     """
 
     def __init__(self, label: str, policy: SchedulingPolicy, *, clock: Clock, meter: CallMeter | None = None) -> None:
@@ -171,7 +171,7 @@ class _Open:
         was_asked: There was something to compare.
         differs: The shadow would have chosen otherwise.
         displacement: Places by which it would order the waiting sequences otherwise, their mean; 0 if no order was asked for.
-        spent_s: What it took, seconds.
+        spent_s: Time that it took, seconds.
     """
 
     was_asked: bool = False

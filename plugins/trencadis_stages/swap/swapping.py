@@ -156,7 +156,7 @@ class Swapping(Stage, Restorable):
 
         Args:
             sequence: It is being admitted.
-            claim: What is kept for it.
+            claim: The claim that is kept for it.
             blocks: All its device blocks, in table order.
             num_found: Leading ones that the prefix cache held still.
         """

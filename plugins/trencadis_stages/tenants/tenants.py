@@ -28,7 +28,7 @@ class _Account:
     """What the live sequences of one key add up to.
 
     Attributes:
-        limits: As configured.
+        limits: The configured limits.
         users: By full name, the slots of live sequences that have the tenant's weight.
         num_live: Live sequences.
         num_waiting: Sequences that wait.

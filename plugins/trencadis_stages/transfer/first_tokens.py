@@ -34,7 +34,7 @@ class FirstTokens:
         can_start_with: Whether the sampler could have chosen a token for a sequence that is at the end of its prompt.
 
     Attributes:
-        results: What became of them: ``taken``; else why not: ``late``, the sequence has a token or runs; ``vocabulary``, it is none;
+        results: Counts of them by outcome: ``taken``; else why not: ``late``, the sequence has a token or runs; ``vocabulary``, it is none;
             ``forbidden``, the request rules it out; ``logprobs``, what was asked for is missing.
         num_new: Taken since the newest step was planned.
     """

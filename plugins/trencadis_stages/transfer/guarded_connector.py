@@ -44,8 +44,8 @@ class GuardedConnector(Contained[KVSchedulerSide]):
         meter: Measures its calls; one that is too slow is switched off.
 
     Attributes:
-        handover: Its calls as :class:`~trencadis.interfaces.SupportsHandover`; None if it does not.
-        remote_prefill: Its calls as :class:`~trencadis.interfaces.SupportsRemotePrefill`; None if it does not.
+        handover: Guarded calls as :class:`~trencadis.interfaces.SupportsHandover`; None if it does not.
+        remote_prefill: Guarded calls as :class:`~trencadis.interfaces.SupportsRemotePrefill`; None if it does not.
         is_layerwise: It has ``on_layerwise``.
         is_timed: It has ``on_step``.
     """
@@ -97,7 +97,7 @@ class GuardedConnector(Contained[KVSchedulerSide]):
 
         Args:
             request: Whose prompt.
-            block_hashes: Of its full blocks.
+            block_hashes: Hashes of its full blocks.
             num_local_tokens: Tokens that the local prefix cache has.
             is_used: Whether a transfer id names a load or pinned blocks already.
         """

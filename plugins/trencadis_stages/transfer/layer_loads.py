@@ -25,11 +25,11 @@ class LayerLoad:
     """One layer-wise load.
 
     Attributes:
-        transfer_id: Its id.
+        transfer_id: Id of the transfer.
         sequence: The sequence that runs beside it.
         blocks: Blocks that it writes to, int32 ``[n]``.
         first: Place of the first of them in the sequence; before it is a local hit.
-        num_cached_tokens: What the sequence's answer says of the cache if the load does not come.
+        num_cached_tokens: Cached tokens that the sequence's answer states if the load does not come.
     """
 
     transfer_id: int

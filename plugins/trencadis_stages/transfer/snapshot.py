@@ -14,7 +14,7 @@ class LoadSnapshot:
     """A KV load in flight.
 
     Attributes:
-        transfer_id: Its id.
+        transfer_id: Id of the transfer.
         slot: Slot of the sequence that waits for it or runs beside it.
         blocks: Device blocks that the load holds, in order of the sequence's tokens.
         written: Those of them that the transfer may write to.

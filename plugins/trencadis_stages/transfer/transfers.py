@@ -71,12 +71,12 @@ class Transfers:
         close_worker: Closes the worker sides; returns when none touches a block any more.
         num_ranks: Worker sides, each of which reports for itself.
         layerwise: Steps can wait for their layers, one by one.
-        first_token_results: What became of first tokens, by outcome; see ``FirstTokens.results``.
+        first_token_results: Counts of first tokens by outcome; see ``FirstTokens.results``.
 
     Attributes:
         connector: The scheduler side.
         layered: Loads beside which their sequences run.
-        first_token_results: What became of first tokens, by outcome.
+        first_token_results: Counts of first tokens by outcome.
         num_loads: Loads that were started.
         num_loaded: Loads that arrived whole.
         num_failed_loads: Loads that did not: the report said so, they took too long, or the connector was closed.

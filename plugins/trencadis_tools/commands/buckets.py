@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.api import BUCKETING_BY_LAYOUT, Config, Registry, completing_buckets
+from trencadis.api import BUCKETING_BY_LAYOUT, Config, Registry, wanted_covering_buckets
 from trencadis.console import print_table
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, BucketLimits, Phase, UnifiedBucket
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         write_shapes(args.shapes, workload)
     reports = {}
     for name, strategy in strategies.items():
-        covering = completing_buckets(config.bucketing, strategy.bucket_for, strategy.buckets(limits), limits)
+        covering = wanted_covering_buckets(config.bucketing, strategy.bucket_for, strategy.buckets(limits), limits)
         reports[name] = measure(strategy, limits, cost, workload, covering=covering)
     if args.unified:
         _check_unified(reports)

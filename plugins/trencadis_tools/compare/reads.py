@@ -24,7 +24,7 @@ _DECISIONS = (
     "steady_steps",
     "chunk",
     "victim",
-    "give_way",
+    "preempt_for",
 )
 """Methods of a policy with the view or a request as argument."""
 

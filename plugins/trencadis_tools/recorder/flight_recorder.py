@@ -58,9 +58,9 @@ class _Segment:
         scheduling: Scheduling in force at that moment, as a change of the configuration; None: nothing had changed.
         position: Changes of blocks before it.
         entries: In order.
-        obstacles: What of it cannot be replayed, in words.
+        obstacles: Reasons why it cannot be replayed exactly, in words.
         lives: Requests that were in the engine at the frame, or came later, in order of arrival.
-        num_token_bytes: Of those that have ended.
+        num_token_bytes: Bytes of the tokens of those that have ended.
     """
 
     __slots__ = ("entries", "frame", "lives", "num_token_bytes", "obstacles", "position", "scheduling")
@@ -296,7 +296,7 @@ class FlightRecorder(Stage):
         """Note what keeps a record from being replayed exactly.
 
         Args:
-            words: What.
+            words: The obstacle, in words.
             lasts: Also later records, which do not reach back to it.
         """
         noted = self._obstacles if lasts else self._segment.obstacles
@@ -483,7 +483,7 @@ def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Recor
 
     Args:
         entry: It begins with one of the constants of this module.
-        numbers: Of requests, by the id of their :class:`RecordedLife`; None: those of the engine.
+        numbers: Numbers of requests, by the id of their :class:`RecordedLife`; None: those of the engine.
     """
 
     def number_of(life: RecordedLife) -> int:

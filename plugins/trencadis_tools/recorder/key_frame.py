@@ -68,7 +68,7 @@ class KeyFrame:
 
     Attributes:
         plain: Numbers, arrays, and dictionaries of them.
-        scheduling: What the scheduling policy remembers.
+        scheduling: Memory of the scheduling policy.
         obstacles: Why it cannot be restored exactly.
     """
 
@@ -91,7 +91,7 @@ class KeyFrame:
             lives: The requests of the record.
             numbers: Their numbers, by ``id``.
             blocks: State of each partition's blocks at the same moment; hashes are ``bytes``.
-            evictions: What the eviction policy of each partition remembered.
+            evictions: Memory of the eviction policy of each partition.
         """
         hashes: dict[bytes, int] = {}
 
@@ -142,7 +142,7 @@ def take_frame(engine: EngineParts, lives: Sequence[RecordedLife]) -> KeyFrame:
 
     Args:
         engine: The engine.
-        lives: Its requests, in order of arrival.
+        lives: Requests of the engine, in order of arrival.
     """
     state, policy = engine.state, engine.policy
     obstacles = []
@@ -198,7 +198,7 @@ def restore_frame(
     hash_of = _hashes(state, frame, request_of, tokens_of)
     _restore_blocks(state, frame, hash_of, restores_eviction=restores_eviction)
     if restores_scheduling:
-        PolicyMemory.restore(policy, frame["scheduling"], _stand_in)
+        PolicyMemory.restore(policy, frame["scheduling"], _hash_of_number)
     else:
         for slot in state.slot_of.values():
             policy.on_added(slot=slot, request=state.table.sequence(slot).request)
@@ -291,8 +291,8 @@ def _hashes(
         tokens = np.array(tokens_of(number), np.int32)
         state.hasher.extend(chain, tokens, num_blocks=depth + 1, salt=request.cache_salt)
         hashes[one] = chain[depth]
-    return lambda number: hashes.get(number) or _stand_in(number)
+    return lambda number: hashes.get(number) or _hash_of_number(number)
 
 
-def _stand_in(number: int) -> bytes:
+def _hash_of_number(number: int) -> bytes:
     return b"%032d" % number

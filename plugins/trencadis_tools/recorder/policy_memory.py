@@ -70,7 +70,7 @@ class PolicyMemory:
 
         Args:
             policy: Built by the same configuration.
-            encoded: Of :meth:`encoded`.
+            encoded: The answer of :meth:`encoded`.
             bytes_of: Returns what a number stands for.
 
         Raises:

@@ -33,7 +33,7 @@ from trencadis_tools.replay.replayed_engine import (
     replayed_engine,
     restore,
 )
-from trencadis_tools.replay.stand_ins import StandIns
+from trencadis_tools.replay.synthetic_requests import SyntheticRequests
 from trencadis_tools.simulation.step_times import StepRecord
 
 __all__ = ["Difference", "ReplayedSteps", "replay_exactly"]
@@ -77,8 +77,8 @@ class ReplayedSteps:
 class _Script(ReplayExecutor):
     """Executor that returns the recorded outputs in order."""
 
-    def __init__(self, record: FlightRecord, stand_ins: StandIns, clock: ScriptedClock) -> None:
-        super().__init__(record, stand_ins)
+    def __init__(self, record: FlightRecord, synthetic: SyntheticRequests, clock: ScriptedClock) -> None:
+        super().__init__(record, synthetic)
         self._events = record.events
         self._clock = clock
         self._next = 0
@@ -201,8 +201,8 @@ def _replay(
     may_import: bool,
     note: Advance | None,
 ) -> ReplayedSteps:
-    stand_ins, clock = StandIns(record.requests), ScriptedClock()
-    script = _Script(record, stand_ins, clock)
+    synthetic, clock = SyntheticRequests(record.requests), ScriptedClock()
+    script = _Script(record, synthetic, clock)
     config = _with_recorded_drafts(record, config, registry, script)
     engine = replayed_engine(record, config, registry, clock=clock, executor=script)
     recorder = recorder_of(engine)
@@ -213,7 +213,7 @@ def _replay(
             change_scheduling(engine, record.scheduling, name=name, may_import=may_import)
         if record.frame is not None:
             clock.set(record.frame["now_s"])
-            restore(engine, record.frame, stand_ins, script)
+            restore(engine, record.frame, synthetic, script)
         while number < len(record.events):
             if note is not None and number // _NOTED_EACH > num_noted:
                 num_noted = number // _NOTED_EACH
@@ -223,7 +223,7 @@ def _replay(
             first = recorder.num_events
             match event:
                 case RecordedArrival():
-                    engine.add(stand_ins.request(event.number))
+                    engine.add(synthetic.request(event.number))
                     number += 1
                 case RecordedEnd():
                     end = engine.stop if event.is_complete else engine.abort

@@ -20,7 +20,7 @@ from trencadis.interfaces import (
 )
 from trencadis.records import Batch, Bucket, Int32Array, MemoryReport, ModelFacts, ModelSource, RowError, StepOutput
 from trencadis_tools.recorder.flight_record import FlightRecord, RecordedCommit, int32s
-from trencadis_tools.replay.stand_ins import EOS, StandIns
+from trencadis_tools.replay.synthetic_requests import EOS, SyntheticRequests
 
 __all__ = ["PlannedStep", "ReplayExecutor"]
 
@@ -49,15 +49,15 @@ class ReplayExecutor(Executor):
 
     Args:
         record: Record with the device's capabilities and model.
-        stand_ins: Requests of the replay.
+        synthetic: Requests of the replay.
 
     Attributes:
         number_of_row: Number of the request in each row.
     """
 
-    def __init__(self, record: FlightRecord, stand_ins: StandIns) -> None:
+    def __init__(self, record: FlightRecord, synthetic: SyntheticRequests) -> None:
         self._record = record
-        self._stand_ins = stand_ins
+        self._synthetic = synthetic
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in record.capabilities.items()
         }
@@ -83,7 +83,7 @@ class ReplayExecutor(Executor):
     ) -> ModelFacts:
         """Return the facts of the recorded model with the replay's vocabulary; makes neither backend nor sampler."""
         facts = self._record.model | {
-            "vocab_size": self._stand_ins.vocab_size,
+            "vocab_size": self._synthetic.vocab_size,
             "eos_token_ids": (EOS,),
             "max_model_len": self._record.max_model_len,
         }
@@ -107,7 +107,7 @@ class ReplayExecutor(Executor):
     def submit(self, batch: Batch) -> PendingStep:
         """Record which requests hold rows, and submit the step."""
         for start in batch.row_starts:
-            self.number_of_row[start.row] = self._stand_ins.number_of(start.params)
+            self.number_of_row[start.row] = self._synthetic.number_of(start.params)
         rows: Int32Array = np.full(batch.num_sequences, -1, np.int32)
         known: Int32Array = np.zeros(batch.num_sequences, np.int32)
         yields: Int32Array = np.zeros(batch.num_sequences, np.int32)
@@ -139,7 +139,7 @@ class ReplayExecutor(Executor):
         tokens = [
             token
             for number, known, count in zip(planned.numbers, planned.known.tolist(), counts.tolist(), strict=True)
-            for token in self._stand_ins.next_tokens(number, known, count)
+            for token in self._synthetic.next_tokens(number, known, count)
         ]
         return StepOutput(
             token_ids=np.array(tokens, np.int32),
@@ -150,7 +150,7 @@ class ReplayExecutor(Executor):
         )
 
     def _error(self, planned: PlannedStep, index: int) -> RowError:
-        recorded = self._stand_ins.recorded[planned.numbers[index]]
+        recorded = self._synthetic.recorded[planned.numbers[index]]
         return RowError(index=index, message="as recorded", is_invalid=recorded.finish_reason == "invalid")
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:

@@ -31,7 +31,7 @@ from trencadis.records import Plan, Request
 from trencadis_tools.recorder.flight_record import ComponentCode, FlightRecord, RecordedChange
 from trencadis_tools.recorder.flight_recorder import FlightRecorder
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
-from trencadis_tools.replay.stand_ins import StandIns
+from trencadis_tools.replay.synthetic_requests import SyntheticRequests
 
 __all__ = [
     "ScriptedClock",
@@ -282,14 +282,14 @@ def recorder_of(engine: Engine) -> FlightRecorder:
 
 
 def restore(
-    engine: Engine, frame: Mapping[str, Any], stand_ins: StandIns, executor: ReplayExecutor, **options: bool
+    engine: Engine, frame: Mapping[str, Any], synthetic: SyntheticRequests, executor: ReplayExecutor, **options: bool
 ) -> None:
     """Restore the state in which a record begins to an engine and its device.
 
     Args:
         engine: Engine, just built.
         frame: Key frame of the record.
-        stand_ins: Requests of the record.
+        synthetic: Requests of the record.
         executor: Executor of the engine.
         options: ``restores_scheduling`` and ``restores_eviction`` of :func:`~trencadis_tools.recorder.key_frame.restore_frame`.
     """
@@ -304,7 +304,7 @@ def restore(
 
     def request_of(number: int) -> Request:
         if number not in requests:
-            requests[number] = stand_ins.request(number)
+            requests[number] = synthetic.request(number)
         return requests[number]
 
     def pending(plan: Plan) -> PendingStep:
@@ -315,5 +315,5 @@ def restore(
         return executor.pending(PlannedStep(plan.step, numbers, known, plan.samples.astype(np.int32)), None)
 
     recorder_of(engine).restore(
-        frame, request_of=request_of, tokens_of=stand_ins.tokens.__getitem__, pending=pending, **options
+        frame, request_of=request_of, tokens_of=synthetic.tokens.__getitem__, pending=pending, **options
     )

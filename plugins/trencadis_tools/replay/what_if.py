@@ -30,7 +30,7 @@ from trencadis_tools.recorder.flight_record import (
 )
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
 from trencadis_tools.replay.replayed_engine import as_of_a_record, change_scheduling, replayed_engine, restore
-from trencadis_tools.replay.stand_ins import StandIns
+from trencadis_tools.replay.synthetic_requests import SyntheticRequests
 from trencadis_tools.simulation import DraftFacts
 from trencadis_tools.simulation.drafts import Drafter, drafter_of, simulated_speculation
 from trencadis_tools.simulation.step_shape import StepTimes
@@ -166,9 +166,9 @@ def _replay(
     requests = [
         one if one.finish_reason else _shorter(one) for one in record.requests
     ]  # requests that had not ended get one more token, so that they occupy the engine no longer than recorded
-    stand_ins, clock = StandIns(requests, ends_by_token=True), SimulatedClock(_start_s(record))
+    synthetic, clock = SyntheticRequests(requests, ends_by_token=True), SimulatedClock(_start_s(record))
     drafter = drafter_of(config, drafts, seed=0, step_times=step_times)
-    device = _Device(record, stand_ins, clock, step_times, drafter)
+    device = _Device(record, synthetic, clock, step_times, drafter)
     simulated = attrs.evolve(
         config,
         speculation=simulated_speculation(config, drafter),
@@ -185,12 +185,12 @@ def _replay(
             restore(
                 engine,
                 record.frame,
-                stand_ins,
+                synthetic,
                 device,
                 restores_scheduling=keeps_policy,
                 restores_eviction=config.eviction == recorded.eviction,
             )
-        finished += _serve(engine, clock, record, stand_ins, changes if keeps_policy else lambda _: None, note)
+        finished += _serve(engine, clock, record, synthetic, changes if keeps_policy else lambda _: None, note)
     finally:
         engine.close()
     ended = [
@@ -214,14 +214,14 @@ class _Device(ReplayExecutor):
     def __init__(
         self,
         record: FlightRecord,
-        stand_ins: StandIns,
+        synthetic: SyntheticRequests,
         clock: SimulatedClock,
         step_times: StepTimes,
         drafter: Drafter | None,
     ) -> None:
-        super().__init__(record, stand_ins)
+        super().__init__(record, synthetic)
         self._drafter = drafter
-        self._num_prompt_tokens = np.array([one.num_prompt_tokens for one in stand_ins.recorded], np.int64)
+        self._num_prompt_tokens = np.array([one.num_prompt_tokens for one in synthetic.recorded], np.int64)
         self._clock = clock
         self._step_times = step_times
         self._free_s = 0.0
@@ -265,7 +265,7 @@ def _serve(
     engine: Engine,
     clock: SimulatedClock,
     record: FlightRecord,
-    stand_ins: StandIns,
+    synthetic: SyntheticRequests,
     change: Callable[[RecordedChange], None],
     note: Advance | None,
 ) -> list[FinishedSequence]:
@@ -276,7 +276,7 @@ def _serve(
         while events and events[0].now_s <= clock.now_s():
             event = events.popleft()
             if isinstance(event, RecordedArrival):
-                engine.add(stand_ins.request(event.number))
+                engine.add(synthetic.request(event.number))
             elif isinstance(event, RecordedChange):
                 change(event)
             elif not event.is_complete:  # an output that a client found complete ends with a token here

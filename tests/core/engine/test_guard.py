@@ -371,7 +371,7 @@ CASES = (
     ),
     Case(SchedulingPolicy.chunk, (3, 4, -1, "3", None), (VIEW,), {"slot": 1, "num_remaining": 9, "token_budget": 3}),
     Case(SchedulingPolicy.victim, (2, 3, -1, None), (VIEW,), {"candidates": ints(4, 2)}, "no candidate of [4, 2]"),
-    Case(SchedulingPolicy.give_way, (-1, 3, -2, None), (VIEW,), {"slot": 1, "candidates": ints(4, 2)}, "and not -1"),
+    Case(SchedulingPolicy.preempt_for, (-1, 3, -2, None), (VIEW,), {"slot": 1, "candidates": ints(4, 2)}, "and not -1"),
     Case(SupportsSteadySteps.steady_steps, (4, 0, 1.0, True, None), (VIEW,), {}, "no whole number from 1 on"),
     Case(EvictionPolicy.victims, ([1, 2], [1], [1, 1], [1, 2, 3], [1.0, 2.0], None), (2,)),
     Case(

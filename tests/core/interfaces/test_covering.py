@@ -41,30 +41,30 @@ class ByHand(BucketingStrategy):
         return next((bucket for bucket in self.table if bucket.covers(shape)), None) or Bucket.of(shape)
 
 
-def closing(strategy: BucketingStrategy, limits: BucketLimits = LIMITS) -> tuple[Bucket, ...]:
+def covering(strategy: BucketingStrategy, limits: BucketLimits = LIMITS) -> tuple[Bucket, ...]:
     return covering_buckets(strategy.bucket_for, strategy.buckets(limits), limits)
 
 
 def test_complete_table_gets_nothing() -> None:
-    assert closing(ByHand(Bucket(1, 64, 6), Bucket(4, 1, 24, Phase.DECODE))) == ()
+    assert covering(ByHand(Bucket(1, 64, 6), Bucket(4, 1, 24, Phase.DECODE))) == ()
 
 
 def test_bucket_covers_what_is_missed_and_is_no_larger() -> None:
     """The chunk of a prompt that begins in its last block: 15 tokens at most, behind six blocks of context."""
-    assert closing(ByHand(Bucket(1, 64, 5), Bucket(4, 1, 24, Phase.DECODE))) == (Bucket(1, 15, 6),)
-    assert closing(ByHand(Bucket(1, 64, 6), Bucket(2, 1, 24, Phase.DECODE))) == (Bucket(4, 1, 24, Phase.DECODE),)
+    assert covering(ByHand(Bucket(1, 64, 5), Bucket(4, 1, 24, Phase.DECODE))) == (Bucket(1, 15, 6),)
+    assert covering(ByHand(Bucket(1, 64, 6), Bucket(2, 1, 24, Phase.DECODE))) == (Bucket(4, 1, 24, Phase.DECODE),)
 
 
 def test_drafts_make_decodes_longer() -> None:
     table = ByHand(Bucket(1, 64, 6), Bucket(4, 1, 24, Phase.DECODE))
-    assert closing(table, attrs.evolve(LIMITS, max_draft_tokens=3)) == (Bucket(4, 4, 24, Phase.DECODE),)
+    assert covering(table, attrs.evolve(LIMITS, max_draft_tokens=3)) == (Bucket(4, 4, 24, Phase.DECODE),)
 
 
 def test_decodes_read_a_range_of_the_cache_or_three_times_as_much_as_there_is() -> None:
     short = ByHand(Bucket(1, 64, 6), Bucket(4, 1, 4, Phase.DECODE))
     few = attrs.evolve(LIMITS, num_blocks=6)
-    assert closing(short, few) == (Bucket(4, 1, 18, Phase.DECODE),)
-    assert closing(short, attrs.evolve(few, contiguous=True)) == (Bucket(4, 1, 6, Phase.DECODE),)
+    assert covering(short, few) == (Bucket(4, 1, 18, Phase.DECODE),)
+    assert covering(short, attrs.evolve(few, contiguous=True)) == (Bucket(4, 1, 6, Phase.DECODE),)
 
 
 limits = st.builds(
@@ -89,7 +89,7 @@ def test_with_it_every_shape_that_a_step_can_have_is_prepared(strategy, data) ->
     bounds = data.draw(limits)
     made = strategy(bounds)
     table = set(made.buckets(bounds))
-    extra = closing(made, bounds)
+    extra = covering(made, bounds)
     computed = data.draw(st.integers(0, bounds.max_model_len - 1))
     tokens = data.draw(st.integers(1, min(bounds.max_num_batched_tokens, bounds.max_model_len - computed)))
     batch_size = data.draw(st.integers(1, bounds.max_num_seqs))

@@ -26,7 +26,7 @@ __all__ = ["BREAKABLE", "Backend", "Chaos", "Inline", "ManualClock", "Staged"]
 INJECTED = "injected"
 
 BREAKABLE = {
-    "scheduling": ("order", "split", "chunk", "victim", "give_way", "on_added", "on_finished"),
+    "scheduling": ("order", "split", "chunk", "victim", "preempt_for", "on_added", "on_finished"),
     "eviction": ("on_free", "on_hit", "victims", "forget"),
     "bucketing": ("bucket_for",),
     "speculation": ("propose", "on_verified", "on_finished"),

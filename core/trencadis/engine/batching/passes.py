@@ -35,11 +35,11 @@ class BatchBuilder:
     Args:
         state: The engine's state; its log of row starts and table writes is drained.
         passes: Splits plans.
-        warm_up: What was prepared before the first request; None: nothing.
+        warm_up: Buckets that were prepared before the first request; None: none.
 
     Attributes:
-        passes: As given; its ``counts`` are those of the last batch.
-        warm_up: As given.
+        passes: The argument; its ``counts`` are those of the last batch.
+        warm_up: The argument.
     """
 
     def __init__(self, state: EngineState, passes: PassPlanner, warm_up: WarmUp | None = None) -> None:
@@ -132,7 +132,7 @@ class PassPlanner:
         self._used.clear()
         self.prepared(prepared)
 
-    def close(self, table: tuple[Bucket, ...], covering: tuple[Bucket, ...]) -> None:
+    def cover(self, table: tuple[Bucket, ...], covering: tuple[Bucket, ...]) -> None:
         """Let shapes for which the strategy leaves its table run in one of ``covering`` that covers them."""
         self._listed, self._covering = frozenset(table), covering
 

@@ -14,7 +14,7 @@ from trencadis.faults import shown
 from trencadis.interfaces import BucketingStrategy, Executor, covering_buckets
 from trencadis.records import Bucket, BucketLimits, Shape, WarmUp
 
-__all__ = ["check_misses", "completing_buckets", "listed_buckets", "warm_up"]
+__all__ = ["check_misses", "wanted_covering_buckets", "listed_buckets", "warm_up"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -33,7 +33,7 @@ def warm_up(
 
     Args:
         executor: Prepares them on every rank.
-        buckets: What the bucketing strategy lists; may be empty.
+        buckets: Those that the bucketing strategy lists; may be empty.
         clock: For the duration.
         progress: Called with the number done and the number of all, after each.
     """
@@ -53,7 +53,7 @@ def warm_up(
     return done
 
 
-def completing_buckets(
+def wanted_covering_buckets(
     config: BucketingConfig, bucket_for: Callable[[Shape], Bucket], table: Collection[Bucket], limits: BucketLimits
 ) -> tuple[Bucket, ...]:
     """Return the buckets that are prepared beside a strategy's table: those that cover legal shapes it leaves out.
@@ -62,7 +62,7 @@ def completing_buckets(
         config: Whether there are any; there are none where misses are refused.
         bucket_for: The strategy's.
         table: The strategy's table. Without one nothing is prepared, and a unified one has its largest passes.
-        limits: What bounds every shape.
+        limits: Bounds of every shape.
     """
     if not config.complete or config.on_miss == "refuse" or not table or limits.unified:
         return ()

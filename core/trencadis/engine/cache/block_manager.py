@@ -67,7 +67,7 @@ class BlockManager:
         num_blocks: Blocks first .. first + num_blocks - 1.
         eviction: Decides which cached blocks go first.
         first: The lowest id.
-        ref_counts: Of all blocks of the engine, of which these are some; None: there are no others.
+        ref_counts: References of all blocks of the engine, of which these are some; None: there are no others.
 
     Attributes:
         ref_counts: References of each block by its id, int32.

@@ -47,8 +47,8 @@ class BlockHasher:
         shared_prefixes: Token ids of prefixes whose blocks requests of every salt share; blocks that lie fully inside one count.
 
     Attributes:
-        compatibility: As given.
-        block_size: As given.
+        compatibility: The argument.
+        block_size: The argument.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ def _segment(previous: bytes, data: bytes, width: int) -> list[bytes]:
 
     Args:
         previous: The hash before it, 32 bytes.
-        data: Its tokens.
+        data: Tokens of the block.
         width: Bytes of a block.
     """
     key = previous

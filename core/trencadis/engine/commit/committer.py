@@ -266,7 +266,7 @@ class StopCheck:
         """Return where the newest token ends the sequence, bool ``[n]``. Pure.
 
         Args:
-            slots: Of the sequences, ``[n]``; numpy indexes with ``intp`` at a third of the price.
+            slots: Slots of the sequences, ``[n]``; numpy indexes with ``intp`` at a third of the price.
             last: Their newest tokens, which count as known, ``[n]``.
         """
         table = self._state.table

@@ -24,7 +24,7 @@ class Failures:
     Args:
         state: The engine's state; changed.
         executor: Started again where its ranks were lost.
-        batches: Its passes are told of what started ranks have prepared.
+        batches: Builds batches; its passes are told of what started ranks have prepared.
         stages: Stages, which are told.
         recovery: Finds the sequence at fault.
         endings: Announces the end of sequences that are at fault.
@@ -56,7 +56,7 @@ class Failures:
         """Undo a step that failed, and the steps in flight after it.
 
         Raises:
-            BackendError: Its ranks were lost, and cannot be started; the engine has failed.
+            BackendError: Ranks were lost, and cannot be started; the engine has failed.
         """
         self._accounting.totals.num_failed_steps += 1
         self._state.clock.hold()

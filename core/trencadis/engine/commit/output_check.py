@@ -25,7 +25,7 @@ class FailedStep(PendingStep):
     """A step that could not be submitted; ``wait`` raises why.
 
     Args:
-        error: What ``submit`` raised.
+        error: The exception that ``submit`` raised.
     """
 
     def __init__(self, error: BaseException) -> None:

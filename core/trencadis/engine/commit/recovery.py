@@ -58,7 +58,7 @@ class Recovery(Restorable):
         Args:
             plan: The plan that failed.
             dropped: Plans submitted after it, whose outputs are ignored.
-            error: What it raised.
+            error: The exception that it raised.
         """
         suspects = self._live(plan)
         alone = (
@@ -93,7 +93,7 @@ class Recovery(Restorable):
 
         Args:
             plans: The steps in flight that were lost: one of several stages may have been at any of them; empty: it was no step.
-            error: What the oldest one's ``wait`` raised.
+            error: The exception that the oldest one's ``wait`` raised.
         """
         state, at_fault = self._state, list[FinishedSequence]()
         lost = dict.fromkeys(slot for plan in plans for slot in self._live(plan))

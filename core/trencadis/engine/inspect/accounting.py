@@ -50,7 +50,7 @@ class Accounting:
 
     Attributes:
         totals: Counters since the start.
-        label: As given.
+        label: The argument.
     """
 
     def __init__(self, state: EngineState, observers: Observers, *, label: str = "the executor") -> None:

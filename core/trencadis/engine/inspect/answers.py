@@ -22,12 +22,12 @@ def answered(
 
     Args:
         question: Such as ``scheduling``.
-        arguments: What it is about.
-        answers: What answers each question.
+        arguments: Further parts of the question, by name.
+        answers: Answers by question.
 
     Raises:
         InvalidRequestError: No such question.
-        TrencadisError: What answers raised it; an ``InternalError`` stands for anything else.
+        TrencadisError: An answer raised it; an ``InternalError`` stands for anything else.
     """
     answer = answers.get(question)
     if answer is None:

@@ -126,7 +126,7 @@ class Observers:
 
         Args:
             page: Grows.
-            gauges: What the engine holds now, shown to all before; None: nothing.
+            gauges: Numbers of what the engine holds now, shown to all before; None: none.
         """
         for watched in self.watched:
             if gauges is not None:

@@ -76,7 +76,7 @@ class EngineSnapshot:
         running: Slots in the order in which they started to run.
         aside: Slots that stand aside, the first first, and why.
         blocks: Device blocks.
-        stages: What each stage shows of itself, by name.
+        stages: State that each stage shows, by name.
         steps_in_flight: Numbers of the steps that were submitted and are not committed, oldest first.
     """
 

@@ -53,7 +53,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
         self._sizes: dict[str, Any] = {}
         self._is_static = False
         self._starts: dict[int, RowStart] = {}
-        self._untold: dict[int, RowStart] = {}
+        self._unknown: dict[int, RowStart] = {}
         self._refused: dict[int, str] = {}
         self._histories: torch.Tensor | None = None
 
@@ -73,7 +73,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
         """Show the sampler a sequence; if it raises, its fallback takes over, or that sequence ends with the error."""
         row = start.row
         self._starts[row] = start
-        self._untold.pop(row, None)
+        self._unknown.pop(row, None)
         self._refused.pop(row, None)
         try:
             if self.num_quarantined:
@@ -92,7 +92,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
 
     def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
         """Return a token for each logits row, or an error of the row."""
-        if self.strategy.isolates_rows and not self._untold:
+        if self.strategy.isolates_rows and not self._unknown:
             try:
                 return self._checked(self.strategy.sample(logits, context), logits, context)
             except BaseException as error:
@@ -188,7 +188,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
             self.strategy.use_static_shapes()
         if self._sizes:
             self.strategy.allocate(**self._sizes)
-        self._untold = dict(self._starts)
+        self._unknown = dict(self._starts)
         self._refused.clear()
         return True
 
@@ -202,10 +202,10 @@ class GuardedSampler(Guarded[Sampler], Sampler):
 
     def _tell_rows(self, context: SamplingContext) -> None:
         """Show a fallback the rows of a call that it does not know."""
-        if not self._untold:
+        if not self._unknown:
             return
         for row, history, position in zip(context.rows, context.histories, context.positions, strict=True):
-            start = self._untold.pop(row, None)
+            start = self._unknown.pop(row, None)
             if start is not None:
                 tokens = np.array(context.tokens[history, : position + 1].tolist(), np.int32)
                 self.start_row(attrs.evolve(start, token_ids=tokens))

@@ -18,8 +18,8 @@ def wrong_logprobs(entry: TokenLogprobs | SampledLogprobs, *, end: int, vocab_si
     """Return what is wrong with log-probabilities, in words that go on "an entry"; an empty string for nothing. Pure.
 
     Args:
-        entry: Of a sampler or a step.
-        end: Its index must be below.
+        entry: Log-probabilities from a sampler or a step.
+        end: Bound of the index.
         vocab_size: Tokens that the model knows.
     """
     if not are_whole((entry.index,), end):

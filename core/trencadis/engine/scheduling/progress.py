@@ -20,7 +20,7 @@ class Progress:
 
     Args:
         state: The engine's state, read only.
-        scheduler: Its policy is quarantined.
+        scheduler: Holds the policy that is quarantined.
         in_flight: Steps that were submitted and are not committed.
         give_up: Called if the policy has no fallback.
 

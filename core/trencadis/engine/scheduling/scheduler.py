@@ -52,7 +52,7 @@ class Scheduler(Restorable):
         preemptor: Lets running sequences give way to waiting ones.
         verifies: The newest plan verifies tokens, which may have got blocks in vain.
         next_step: Number of the next plan.
-        num_recomputed_tokens: Of the newest plan, those that were computed before a preemption.
+        num_recomputed_tokens: Tokens of the newest plan that were computed before a preemption.
         wants_step: Returns whether a plan without any sequence is useful all the same.
     """
 
@@ -117,13 +117,13 @@ class Scheduler(Restorable):
             return self._plan_alone(suspects[0])
         if view.waiting.size and self._policy.preempts:
             order = self.admission.cached_order.order(view).copy()
-            self._preempted = self.preemptor.make_way(view, order)
+            self._preempted = self.preemptor.preempt(view, order)
             order = self.admission.ranked_by_age(view, order, first=self.preemptor.has_room)
             view = self.views.view()
-        num_gave_way = len(self._preempted)
+        num_preempted_for = len(self._preempted)
         active = state.running
         if active is not self._running:
-            self._look_at(active)
+            self._find_places(active)
         places = self._places
         num_tokens = table.num_tokens[places]
         unfinished = num_tokens < table.max_total_tokens[places]
@@ -153,7 +153,7 @@ class Scheduler(Restorable):
             self._continue_prefills(view, active[~is_decode], left, slots, counts)
             left -= sum(int(c.sum()) for c in counts[1:])
         facts.append(("left", left))
-        if len(self._preempted) == num_gave_way and left > 0 and state.waiting.slots.size:
+        if len(self._preempted) == num_preempted_for and left > 0 and state.waiting.slots.size:
             admitted, chunks = self.admission.admit(self.views.view(), token_budget=left, order=order)
             slots.append(admitted)
             counts.append(chunks)
@@ -175,7 +175,7 @@ class Scheduler(Restorable):
 
         Args:
             view: The state.
-            split: Of the policy.
+            split: The division of the budget by the policy.
             places: All running slots.
             computed: Their computed tokens.
             ends: One more, all their known tokens.
@@ -213,7 +213,7 @@ class Scheduler(Restorable):
         self.next_step += 1
         return plan
 
-    def _look_at(self, running: Int32Array) -> None:
+    def _find_places(self, running: Int32Array) -> None:
         """Find slots, in the type that numpy indexes with at a third of the price, rows and epochs of those that run.
 
         Rows and epochs change only with who runs, which is another array then.
@@ -409,7 +409,7 @@ class Preemptor(Restorable):
     long, a request could preempt one after the other and get nothing.
 
     Args:
-        state: The engine's state; changed by :meth:`make_way`.
+        state: The engine's state; changed by :meth:`preempt`.
         policy: The guarded scheduling policy.
         admission: Tells what a waiting sequence lacks.
         max_preemptions: Sequences preempted as often are not preempted again, and neither are those that were preempted and have waited too
@@ -432,7 +432,7 @@ class Preemptor(Restorable):
         """Waiting slots for which room was made, the first first."""
         return tuple(self._made_for)
 
-    def make_way(self, view: SchedulerView, order: Int32Array) -> list[int]:
+    def preempt(self, view: SchedulerView, order: Int32Array) -> list[int]:
         """Return the slots that were preempted for the first of ``order`` for which that is enough.
 
         Args:
@@ -472,7 +472,7 @@ class Preemptor(Restorable):
         while rows > 0 or blocks > 0:
             if not candidates.size:
                 return []
-            victim = self._policy.give_way(view, slot=slot, candidates=read_only(candidates))
+            victim = self._policy.preempt_for(view, slot=slot, candidates=read_only(candidates))
             if victim < 0:
                 return []
             chosen.append(victim)

@@ -42,7 +42,7 @@ class ViewMaker:
         """Return a view of the state as it is now. O(1)."""
         state = self._state
         if self._version != state.table.version or self._running is not state.running:
-            self._look_anew()
+            self._wrap_columns()
         # A copy of fields that were set once: to set 25 of them in __init__ costs seven times as much.
         view = _new(SchedulerView)
         view.__dict__.update(
@@ -55,7 +55,7 @@ class ViewMaker:
         )
         return view
 
-    def _look_anew(self) -> None:
+    def _wrap_columns(self) -> None:
         """Wrap the columns of a table that grew, and who runs if that has changed."""
         state, table = self._state, self._state.table
         if self._version != table.version:

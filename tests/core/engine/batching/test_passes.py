@@ -222,7 +222,7 @@ def decode(passes: PassPlanner, num_blocks: int) -> Bucket:
 
 def test_hits_and_fallbacks_are_counted_for_each_plan() -> None:
     passes = doubling()
-    passes.close((SMALL, MIDDLING, LARGE), ())
+    passes.cover((SMALL, MIDDLING, LARGE), ())
     found = []
     for num_blocks in (3, 5, 17):
         decode(passes, num_blocks)
@@ -232,10 +232,10 @@ def test_hits_and_fallbacks_are_counted_for_each_plan() -> None:
 
 def test_shape_that_a_covering_bucket_takes_is_a_fallback_that_was_prepared() -> None:
     passes = doubling()
-    closing = Bucket(1, 1, 40, Phase.DECODE)
-    passes.prepared((SMALL, closing))
-    passes.close((SMALL,), (closing,))
-    assert decode(passes, 17) == closing
+    covering = Bucket(1, 1, 40, Phase.DECODE)
+    passes.prepared((SMALL, covering))
+    passes.cover((SMALL,), (covering,))
+    assert decode(passes, 17) == covering
     assert (passes.counts.num_fallbacks, passes.counts.num_unprepared) == (1, 0)
 
 

@@ -31,7 +31,7 @@ class Urgent(SchedulingPolicy):
     def order(self, view: SchedulerView) -> np.ndarray:
         return view.waiting[np.argsort(view.priority[view.waiting], kind="stable")]
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates: np.ndarray) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates: np.ndarray) -> int:
         worst = int(candidates[np.argmax(view.priority[candidates])])
         return worst if view.priority[worst] > view.priority[slot] else -1
 
@@ -125,13 +125,13 @@ def starved_never_come_first(monkeypatch) -> None:
 
 
 def schedules_who_gave_way(monkeypatch) -> None:
-    make_way = Preemptor.make_way
+    preempt = Preemptor.preempt
 
     def forgets(self, view, order):
-        make_way(self, view, order)
+        preempt(self, view, order)
         return []
 
-    monkeypatch.setattr(Preemptor, "make_way", forgets)
+    monkeypatch.setattr(Preemptor, "preempt", forgets)
 
 
 def prompts_run_twice_in_a_step(monkeypatch) -> None:

@@ -21,7 +21,7 @@ class YoungestGivesWay(SchedulingPolicy):
     def order(self, view: SchedulerView) -> np.ndarray:
         return view.waiting[np.argsort(view.priority[view.waiting], kind="stable")]
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates: np.ndarray) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates: np.ndarray) -> int:
         self.asked.append((slot, candidates.tolist()))
         others = candidates[view.priority[candidates] > 0]
         return int(others[-1]) if len(others) and view.priority[slot] == 0 else -1
@@ -88,8 +88,8 @@ def test_nobody_gives_way_in_vain() -> None:
     """Two of the three may give way, and their blocks are not enough: all three go on."""
 
     class OnlyOnce(YoungestGivesWay):
-        def give_way(self, view: SchedulerView, *, slot: int, candidates: np.ndarray) -> int:
-            return super().give_way(view, slot=slot, candidates=candidates) if len(candidates) > 1 else -1
+        def preempt_for(self, view: SchedulerView, *, slot: int, candidates: np.ndarray) -> int:
+            return super().preempt_for(view, slot=slot, candidates=candidates) if len(candidates) > 1 else -1
 
     engine = engine_of(OnlyOnce(), max_num_seqs=8, num_blocks=24)
     for name in "abc":

@@ -84,8 +84,8 @@ def test_who_waits_too_long_since_it_last_ran_is_on_the_first_level_again(view_o
 def test_lowest_level_gives_way_to_a_higher_one_only(view_of, policy):
     lengths = {0: 50, 1: 700, 2: 150, 3: 3000}
     view = view_of(waiting=[2, 3], running=[0, 1], num_prompt_tokens=lengths, num_tokens=lengths)
-    assert policy.give_way(view, slot=2, candidates=CANDIDATES) == 1
-    assert policy.give_way(view, slot=3, candidates=CANDIDATES) == -1
+    assert policy.preempt_for(view, slot=2, candidates=CANDIDATES) == 1
+    assert policy.preempt_for(view, slot=3, candidates=CANDIDATES) == -1
     assert policy.victim(view, candidates=CANDIDATES) == 1
 
 

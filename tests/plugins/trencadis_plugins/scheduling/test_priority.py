@@ -50,8 +50,8 @@ def test_order_of_two_never_changes_while_they_wait(view_of):
 def test_least_urgent_gives_way_only_to_a_smaller_number(view_of):
     policy = Priority(PriorityConfig(preempt=True, age_s=0))
     view = view_of(waiting=[2, 3], running=[0, 1], priority={0: 5, 1: 9, 2: 1, 3: 9})
-    assert policy.give_way(view, slot=2, candidates=CANDIDATES) == 1
-    assert policy.give_way(view, slot=3, candidates=CANDIDATES) == -1
+    assert policy.preempt_for(view, slot=2, candidates=CANDIDATES) == 1
+    assert policy.preempt_for(view, slot=3, candidates=CANDIDATES) == -1
 
 
 def test_who_waited_long_enough_does_not_give_way_any_more(view_of):
@@ -63,13 +63,13 @@ def test_who_waited_long_enough_does_not_give_way_any_more(view_of):
         waited_s={0: 100, 1: 100},
         now_s=100,
     )
-    assert Priority(PriorityConfig(preempt=True, age_s=30)).give_way(view, slot=2, candidates=CANDIDATES) == -1
-    assert Priority(PriorityConfig(preempt=True, age_s=40)).give_way(view, slot=2, candidates=CANDIDATES) == 1
+    assert Priority(PriorityConfig(preempt=True, age_s=30)).preempt_for(view, slot=2, candidates=CANDIDATES) == -1
+    assert Priority(PriorityConfig(preempt=True, age_s=40)).preempt_for(view, slot=2, candidates=CANDIDATES) == 1
 
 
 def test_who_has_run_for_long_gives_way_as_one_that_has_just_begun(view_of):
     view = view_of(waiting=[2], running=[0, 1], priority={0: 3, 1: 3, 2: 0}, arrival_s={2: 10_000}, now_s=10_000)
-    assert Priority(PriorityConfig(preempt=True, age_s=30)).give_way(view, slot=2, candidates=CANDIDATES) == 1
+    assert Priority(PriorityConfig(preempt=True, age_s=30)).preempt_for(view, slot=2, candidates=CANDIDATES) == 1
 
 
 def test_who_has_run_and_was_preempted_is_as_old_as_it_has_waited(view_of):

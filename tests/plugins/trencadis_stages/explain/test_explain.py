@@ -115,7 +115,7 @@ class Urgent(SchedulingPolicy):
     def order(self, view: SchedulerView) -> Any:
         return view.waiting[view.priority[view.waiting].argsort(kind="stable")]
 
-    def give_way(self, view: SchedulerView, *, slot: int, candidates: Any) -> int:
+    def preempt_for(self, view: SchedulerView, *, slot: int, candidates: Any) -> int:
         return int(candidates[-1]) if view.priority[candidates[-1]] > view.priority[slot] else -1
 
 

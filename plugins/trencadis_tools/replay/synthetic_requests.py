@@ -9,13 +9,13 @@ import numpy as np
 from trencadis.records import Int32Array, Request, SamplingParams
 from trencadis_tools.recorder.flight_record import RecordedRequest
 
-__all__ = ["EOS", "StandIns"]
+__all__ = ["EOS", "SyntheticRequests"]
 
 EOS = 0
 """End-of-sequence token of a replay."""
 
 
-class StandIns:
+class SyntheticRequests:
     """Requests of one record, and the output tokens of each.
 
     Args:
