@@ -59,7 +59,7 @@ class Link:
         """Send a message, or keep it for :meth:`flush`.
 
         Args:
-            parts: What the message is made of, in order.
+            parts: Parts of the message, in order.
 
         Raises:
             LinkClosedError: The other process has ended.

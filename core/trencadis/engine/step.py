@@ -89,7 +89,7 @@ class SubmittedStep:
         num_quarantined: Scheduling policies that a fallback replaced, total since the start.
         num_brought: Tokens that sequences were given while it was planned, which no step computes.
         num_kept: Where tokens were verified, how many of its output each sequence of the plan was given: none after an end.
-        is_dropped: Its output does not count: an older step failed, or the engine closes.
+        is_dropped: The output does not count: an older step failed, or the engine closes.
         stats: Further fields of ``StepStats``, and of ``EngineTotals`` by the same name, from stages; numbers.
     """
 

@@ -167,8 +167,8 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
     def order(self, view: SchedulerView) -> Int32Array:
         """Return ``view.waiting`` in the order in which to admit: a permutation of it.
 
-        Called only when something could be admitted; O(n log n) in waiting sequences. Of ``n`` waiting, more than 8,192, an order
-        stands for ``n // 4096`` steps, with newcomers after, unless it is ``view.waiting`` itself.
+        Called only when something could be admitted; O(n log n) in waiting sequences. With ``n`` waiting, more than 8,192, the
+        order is reused for ``n // 4096`` steps, and newcomers go to the end, unless it is ``view.waiting`` itself.
         """
         return view.waiting
 

@@ -33,7 +33,7 @@ class RanksConfig:
     silence_s: float = setting(
         60.0,
         "A step that a rank has not answered for so long, and for 20 times as long as any step before, ends all ranks, which are then "
-        "started again; one that a signal has stopped is given 2 seconds.",
+        "started again; one that SIGSTOP has stopped is given 2 seconds.",
         unit="s",
         validator=gt(0),
     )

@@ -30,7 +30,7 @@ logger = logging.getLogger("trencadis")
 _IDLE_LIMIT_S: Final = 15.0
 """Longest silence of an idle engine, which beats every second."""
 _STOPPED_S: Final = 2.5
-"""A process that a signal has stopped is stalled after so long."""
+"""A process that SIGSTOP has stopped is stalled after this time."""
 _RESTARTING_S: Final = 5.0
 """After so long a restart of ranks is told to those who would send requests."""
 _SLOW_STEPS: Final = 20.0

@@ -45,7 +45,7 @@ class GuardedSpeculator(Guarded[Speculator]):
         label: See :class:`Guarded`.
         strategy: The chosen one.
         make_fallback: See :class:`Guarded`.
-        vocab_size: Of the model that is drafted for: the device looks up every draft.
+        vocab_size: Vocabulary size of the model that is drafted for: the device looks up every draft.
         meter: See :class:`Guarded`.
 
     Attributes:

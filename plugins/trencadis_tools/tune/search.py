@@ -160,8 +160,7 @@ class _Search:
     def _start(self, hint: float) -> Capacity:
         """Return the capacity of the start on the shortest part whose arrivals last ``SPANS`` times the latency of a request.
 
-        Long enough are arrivals of three times as long as a request takes: before, a queue is only beginning to grow, and the best
-        configuration is the one that stands a burst.
+        On a shorter part a queue only begins to grow, and the configuration that survives one burst would win.
         """
         found: Capacity | None = None
         for number, part in enumerate(self._parts.rungs):

@@ -89,7 +89,7 @@ class GuardedScheduling(Guarded[SchedulingPolicy], SchedulingPolicy, Restorable)
 
     @property
     def preempts(self) -> bool:  # type: ignore[override] # as the policy in place says at the moment
-        """Whether the policy lets running sequences give way to waiting ones."""
+        """Whether the policy preempts running sequences for waiting ones."""
         try:
             return bool(self.strategy.preempts)
         except BaseException as error:

@@ -3,7 +3,7 @@
 Running sequences come first: decodes as one array operation, then unfinished prefills in chunks, then new admissions with what
 is left of the token budget. A sequence gets blocks for all its known tokens when it is admitted, so only decodes can
 run out of blocks; then the policy names victims until the rest fit, and no waiting sequence is scheduled in that step. Before all that, a
-policy that preempts may make running sequences give way to a waiting one, the most urgent first. Tokens to
+policy that preempts may have running sequences preempted for a waiting one, the most urgent first. Tokens to
 verify come last: they get budget and blocks that no other sequence could use, and give the blocks back before the next plan.
 """
 
@@ -46,10 +46,10 @@ class Scheduler(Restorable):
 
     Attributes:
         policy: The guarded scheduling policy.
-        propose: As given.
+        propose: The argument.
         failed: Sequences that ended while the newest plan was made.
         views: Makes the views that the policy is given.
-        preemptor: Lets running sequences give way to waiting ones.
+        preemptor: Preempts running sequences for waiting ones.
         verifies: The newest plan verifies tokens, which may have got blocks in vain.
         next_step: Number of the next plan.
         num_recomputed_tokens: Tokens of the newest plan that were computed before a preemption.

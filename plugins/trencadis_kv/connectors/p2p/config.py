@@ -127,7 +127,7 @@ class P2PConfig:
     )
     max_slowdown: float = setting(
         4.0,
-        "A prompt goes elsewhere if that takes at most so many times as long as here, where others must wait for it.",
+        "A prompt is computed elsewhere if that takes at most this many times as long as here, where others must wait for it.",
         unit="ratio",
         validator=gt(0),
     )

@@ -73,7 +73,7 @@ class Rank(ABC):
 
     @abstractmethod
     def is_stopped(self, now_s: float, *, is_starting: bool) -> bool:
-        """Return whether it does nothing at all, as a process does that a signal has stopped, or a machine without power.
+        """Return whether it does nothing at all, as a process that SIGSTOP has stopped, or a machine without power.
 
         Args:
             now_s: Time of the executor's clock.

@@ -6,7 +6,7 @@
                exit code                   ◀──
 
 A fresh interpreter imports for seconds; a fork takes milliseconds. The template makes no backend, so it has no device and no threads.
-It ends with the executor's process, and ends its ranks then, those that a signal has stopped included; ranks go on without it.
+It ends with the executor's process, and ends its ranks then, those that SIGSTOP has stopped included; ranks go on without it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RankTemplate:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can fork; one that a signal has stopped is ended."""
+        """Whether it can fork; one that SIGSTOP has stopped is ended."""
         if self._process.poll() is None and is_stopped(self.pid):
             self._process.kill()
             self._process.wait()
@@ -235,7 +235,7 @@ def end_with_executor(link: Any, template: int) -> None:
 
 
 def wake_template(template: int) -> None:
-    """Let a template go on that a signal has stopped: it notices that the executor has ended, and ends its other ranks.
+    """Let a template that SIGSTOP has stopped go on: it notices that the executor has ended, and ends its other ranks.
 
     Args:
         template: Process id; 0: this rank was not forked.
