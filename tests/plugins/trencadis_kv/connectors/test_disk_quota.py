@@ -114,6 +114,17 @@ def test_object_larger_than_the_limit_is_never_taken(directory):
     assert not make(directory).take(1001)
 
 
+def test_sweep_counts_bytes_and_what_is_taken_meanwhile(directory, monkeypatch):
+    fill(directory, {0: 50.0}, num_bytes=900)
+    fill(directory, {1: 40.0, 2: 30.0}, num_bytes=60)
+    room = make(directory, low_water_ratio=0.5, sweeps=False)
+    count = room._count
+    monkeypatch.setattr(room, "_count", lambda now: (room.take(500), count(now))[1])
+    room.sweep()
+    assert kept(directory) == [1, 2]
+    assert [room.take(380), room.take(51), room.take(50)] == [True, False, True]
+
+
 def test_limit_that_is_reached_starts_a_sweep_on_a_thread(directory):
     fill(directory, {number: 1000 - number for number in range(10)})
     room = make(directory, low_water_ratio=0.5)
