@@ -25,29 +25,13 @@ def peers_of(clock: SimulatedClock | None = None) -> Peers:
     return Peers(named, clock or SimulatedClock(), retry_s=5.0)
 
 
-@pytest.mark.parametrize(
-    ("host", "port", "is_allowed"),
-    [
-        ("10.1.2.3", 5, True),
-        ("10.1.2.3", 6, False),
-        ("10.0.0.9", 6, True),
-        ("11.1.2.3", 5, False),
-        ("fd00::5", 5, True),
-        ("fd00::5", 22, False),
-        ("fe00::5", 5, False),
-        ("::1", 1, True),
-        ("::1", 65535, True),
-        ("node-1.example", 5, True),
-        ("NODE-1.example", 5, True),
-        ("node-1.example", 0, False),
-        ("node-2.example", 5, False),
-        ("10.0.0.1.evil.example", 5, False),
-        ("127.0.0.1", 5, False),
-        ("", 5, False),
-    ],
-)
-def test_only_named_addresses_are_pulled_from(host: str, port: int, is_allowed: bool) -> None:
-    assert peers_of().allows(host, port) is is_allowed
+def test_only_named_addresses_are_pulled_from() -> None:
+    named = [("10.1.2.3", 5), ("10.0.0.9", 6), ("fd00::5", 5), ("node-1.example", 5), ("NODE-1.example", 5)]
+    named += [("::1", port) for port in (1, 65535)]
+    others = [("10.1.2.3", 6), ("11.1.2.3", 5), ("fd00::5", 22), ("fe00::5", 5), ("node-1.example", 0), ("", 5)]
+    others += [(host, 5) for host in ("node-2.example", "10.0.0.1.evil.example", "127.0.0.1")]
+    peers = peers_of()
+    assert [one for one in named + others if peers.allows(*one)] == named
 
 
 def test_strangers_are_mentioned_once_and_fill_neither_memory_nor_the_log(caplog: pytest.LogCaptureFixture) -> None:
