@@ -86,32 +86,22 @@ def count_delegated(
         yield one, rogue
 
 
-def _others_blocks(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
-    stream.send(rogue.response(40, NUM_BLOCKS))
-    for index in range(NUM_BLOCKS):
-        rogue.send_block(stream, bytes([index]) * 32)
-    stream.send(Commit(num_blocks=NUM_BLOCKS))
-
-
-def _more_than_there_is_room_for(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
-    stream.send(rogue.response(40, 1 + request.push_bytes // BLOCK_BYTES))
-
-
-def _no_response_at_all(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
-    rogue.send_block(stream, bytes(32))
-
-
-def _a_negative_number(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
-    stream.send(rogue.response(40, -1))
-
-
 @pytest.mark.parametrize(
-    "on_request", [_others_blocks, _more_than_there_is_room_for, _no_response_at_all, _a_negative_number]
+    ("num_pushed", "num_sent"),
+    [(NUM_BLOCKS, NUM_BLOCKS), (1000, 0), (-1, 0), (None, 1)],
+    ids=["others' blocks", "more than there is room for", "a negative number", "no response at all"],
 )
-def test_producer_that_sends_what_nobody_wants_is_hung_up_on(
-    on_request: Callable[[RogueProducer, FrameStream, PrefillRequest], None],
-) -> None:
-    with count_delegated(on_request) as (one, _):
+@pytest.mark.representatives(4)
+def test_producer_that_sends_what_nobody_wants_is_hung_up_on(num_pushed: int | None, num_sent: int) -> None:
+    def on_request(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
+        if num_pushed is not None:
+            stream.send(rogue.response(40, num_pushed))
+        for index in range(num_sent):
+            rogue.send_block(stream, bytes([index]) * 32)
+        if num_pushed == num_sent:
+            stream.send(Commit(num_blocks=num_sent))
+
+    with count_delegated(on_request, max_pushed_bytes=20 * BLOCK_BYTES) as (one, _):
         assert serve(one).token_ids.tolist() == true_text(PROMPT, 6)
         assert one.count("transfer_failures", cause="corrupt") == 1
         assert one.count("pushed_bytes", end="received") == 0
@@ -121,13 +111,11 @@ def test_producer_that_sends_what_nobody_wants_is_hung_up_on(
 
 def test_one_block_more_than_was_said_breaks_the_connection_and_those_before_count() -> None:
     """What is verified is what it says: these are the right blocks, with the entries that the model would have made."""
-    prompt = PROMPT
-
     with Station() as like:
-        like.serve(prompt, max_tokens=1)
+        like.serve(PROMPT, max_tokens=1)
         sequence_hashes: list[bytes] = []
         state = like.engine._state
-        state.hasher.extend(sequence_hashes, np.array(prompt, np.int32), num_blocks=NUM_BLOCKS, salt="")
+        state.hasher.extend(sequence_hashes, np.array(PROMPT, np.int32), num_blocks=NUM_BLOCKS, salt="")
         blocks = state.blocks.longest_hit(sequence_hashes)
         rows = np.empty((NUM_BLOCKS, BLOCK_BYTES), np.uint8)
         like.node.pool.read(blocks, rows, timeout_s=1.0)
@@ -146,24 +134,16 @@ def test_one_block_more_than_was_said_breaks_the_connection_and_those_before_cou
         check_nothing_is_left(one)
 
 
-def test_token_of_no_vocabulary_is_refused() -> None:
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_token_of_no_vocabulary_is_refused_and_one_that_nobody_asked_for_is_not_looked_at(is_asked: bool) -> None:
     def on_request(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
-        stream.send(rogue.response(40, 0, token=Token(token_id=1 << 40)))
+        assert bool(request.sampling) is is_asked
+        stream.send(rogue.response(40, 0, token=Token(token_id=1 << 40 if is_asked else 3)))
 
-    with count_delegated(on_request) as (one, _):
+    with count_delegated(on_request, first_token=is_asked) as (one, _):
         assert serve(one).token_ids.tolist() == true_text(PROMPT, 6)
-        assert firsts_of(one) == {"vocabulary": 1}
+        assert firsts_of(one) == ({"vocabulary": 1} if is_asked else {})
         check_nothing_is_left(one)
-
-
-def test_token_that_nobody_asked_for_is_not_looked_at() -> None:
-    def on_request(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
-        assert request.sampling == b""
-        stream.send(rogue.response(40, 0, token=Token(token_id=3)))
-
-    with count_delegated(on_request, first_token=False) as (one, _):
-        assert serve(one).token_ids.tolist() == true_text(PROMPT, 6)
-        assert firsts_of(one) == {}
 
 
 @pytest.mark.parametrize("at", [250, 700, 2000])
@@ -250,9 +230,6 @@ def test_storm_of_faults_and_departures_changes_no_text_and_leaves_nothing(seed:
         check_nothing_is_left(one, prefiller)
 
 
-__all__ = ["RogueProducer"]
-
-
 class RogueProducer:
     """Listens, lets everybody in, computes nothing; a context manager."""
 
@@ -269,7 +246,6 @@ class RogueProducer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.num_pulls = 0
-        self.requests: list[PrefillRequest] = []
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -280,14 +256,6 @@ class RogueProducer:
         data = payload or bytes(self._layout.block_bytes)
         header = pack_header(self._layout, compat=self._identity.compat, block_hash=block_hash, payload=data)
         stream.send_pieces([block_head(header, len(data)), data])
-
-    def vanish(self) -> None:
-        """Be gone, as a process that was killed."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for stream in self._streams:
-            stream.cut()
 
     def _listen(self) -> None:
         while True:
@@ -319,7 +287,6 @@ class RogueProducer:
                 self.num_pulls += 1
                 stream.send(Abort(cause="lost", reason="nothing is held here"))
             case PrefillRequest() as request:
-                self.requests.append(request)
                 self._on_request(self, stream, request)
                 return False
         return True
@@ -328,5 +295,9 @@ class RogueProducer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.vanish()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for stream in self._streams:
+            stream.cut()
         self._thread.join()

@@ -37,66 +37,24 @@ def loop(**options):
     return LoopConnector(**options).pair()
 
 
-class RaisingScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, SupportsMetrics):
-    """Raises whatever it is asked."""
-
-    def lookup(self, request, *, block_hashes, num_local_tokens):
-        raise RuntimeError("no look-up")
-
-    def on_allocated(self, transfer_id, *, blocks, block_hashes):
-        raise RuntimeError("no load")
-
-    def on_computed(self, *, blocks, block_hashes):
-        raise RuntimeError("no save")
-
-    def on_finished(self, request, *, blocks):
-        raise RuntimeError("no end")
-
-    def on_cancelled(self, transfer_id):
-        raise RuntimeError("no way back")
-
-    def take_message(self):
-        raise RuntimeError("no message")
-
-    def on_report(self, report):
-        raise RuntimeError("no report")
-
-    def on_failed(self, request, failed):
-        raise RuntimeError("no advice")
-
-    def finished_params(self, request):
-        raise RuntimeError("no parameters")
-
-    def on_rejected(self, transfer_params):
-        raise RuntimeError("no mercy")
-
-    def on_step(self, *, num_tokens, device_s):
-        raise RuntimeError("no step")
-
-    def metrics(self):
-        raise RuntimeError("no metrics")
-
-    def close(self):
-        raise RuntimeError("no end")
+def _raises(*args, **options):
+    raise RuntimeError("not today")
 
 
-class RaisingWorker(KVWorkerSide):
-    """Raises whatever it is asked."""
+def _raising(name, bases, calls, **more):
+    """Return a class that raises whatever it is asked."""
+    return type(name, bases, {**dict.fromkeys(calls.split(), _raises), **more})
 
-    def register(self, kv_cache):
-        pass
 
-    def begin_step(self, message):
-        raise RuntimeError("no begin")
-
-    def end_step(self):
-        raise RuntimeError("no end")
-
-    def poll(self):
-        raise RuntimeError("no report")
-
-    def close(self):
-        raise RuntimeError("no close")
+RaisingScheduler = _raising(
+    "RaisingScheduler",
+    (KVSchedulerSide, SupportsHandover, SupportsStepTimes, SupportsMetrics),
+    "lookup on_allocated on_computed on_finished on_cancelled take_message on_report on_failed finished_params "
+    "on_rejected on_step metrics close",
+)
+RaisingWorker = _raising(
+    "RaisingWorker", (KVWorkerSide,), "begin_step end_step poll close", register=lambda self, kv_cache: None
+)
 
 
 def raising():

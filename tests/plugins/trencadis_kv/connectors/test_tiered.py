@@ -68,14 +68,10 @@ class TestTierWhoseWorkerRaises(Losing):
 
     def make(self):
         broken, whole = loop(delay=1), loop(delay=2)
-        return self.tiers(broken=attrs.evolve(broken, worker=_Deaf()), far=whole)
+        return self.tiers(broken=attrs.evolve(broken, worker=RaisingWorker()), far=whole)
 
     def lose(self, pair):
         self.children[-1].worker._store.blocks.clear()
-
-
-class _Deaf(RaisingWorker):
-    """As a worker side whose process is gone."""
 
 
 class TestTierWhoseLoadsAlwaysFail(Losing):
@@ -468,11 +464,11 @@ class LookupScene:
         return sum(call[0] == "lookup" for call in self.sides[child].told)
 
 
-def test_all_that_have_more_than_the_local_hit_are_returned_in_order():
-    scene = LookupScene(
-        ScriptedScheduler(num_tokens=4), ScriptedScheduler(num_tokens=8), ScriptedScheduler(num_tokens=6)
-    )
+def test_all_that_have_more_than_the_local_hit_and_are_not_to_be_avoided_are_returned_in_order():
+    scene = LookupScene(*(ScriptedScheduler(num_tokens=number) for number in (4, 8, 6)))
     assert scene.ask(num_local_tokens=4) == [(1, 8), (2, 6)]
+    assert scene.ask("another", without={0, 1}) == [(2, 6)]
+    assert [scene.num_asked(child) for child in range(3)] == [1, 1, 2]
 
 
 def test_one_that_has_everything_is_not_waited_beyond():
@@ -481,21 +477,13 @@ def test_one_that_has_everything_is_not_waited_beyond():
     assert scene.num_asked(1) == 0
 
 
-def test_a_nearer_one_is_waited_for_even_if_a_farther_one_has_everything():
-    near = ScriptedScheduler(pending=True)
-    scene = LookupScene(near, ScriptedScheduler(num_tokens=12))
-    assert scene.ask() is None
+def test_a_nearer_one_is_waited_for_and_each_answer_is_asked_for_once():
+    near, far = ScriptedScheduler(pending=True), ScriptedScheduler(num_tokens=12)
+    scene = LookupScene(near, far)
+    assert [scene.ask(), scene.ask()] == [None, None]
     near.pending, near.num_tokens = False, 12
     assert scene.ask() == [(0, 12), (1, 12)]
-
-
-def test_an_answer_is_asked_for_once():
-    slow = ScriptedScheduler(pending=True)
-    scene = LookupScene(ScriptedScheduler(num_tokens=4), slow)
-    assert [scene.ask(), scene.ask()] == [None, None]
-    slow.pending = False
-    assert scene.ask() == [(0, 4)]
-    assert (scene.num_asked(0), scene.num_asked(1)) == (1, 3)
+    assert (scene.num_asked(0), scene.num_asked(1)) == (3, 1)
 
 
 def test_one_that_never_answers_is_left_out_after_the_timeout():
@@ -506,12 +494,6 @@ def test_one_that_never_answers_is_left_out_after_the_timeout():
     scene.clock.advance(0.2)
     assert scene.ask() == [(1, 8)]
     assert scene.counters.value("lookups_total", tier="0", result="timeout") == 1
-
-
-def test_those_to_be_avoided_are_not_asked():
-    scene = LookupScene(ScriptedScheduler(num_tokens=12), ScriptedScheduler(num_tokens=8))
-    assert scene.ask(without={0}) == [(1, 8)]
-    assert scene.num_asked(0) == 0
 
 
 @pytest.mark.parametrize("other", [{"last": b"4"}, {}])
