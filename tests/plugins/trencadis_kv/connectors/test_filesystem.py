@@ -320,18 +320,3 @@ def test_path_by_default_is_that_of_caches(monkeypatch):
 def test_defaults_need_no_configuration_and_trust_nobody():
     config = FilesystemConfig()
     assert (config.path, config.max_bytes, config.trust_others) == ("", 32 * 2**30, False)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("max_bytes", -1),
-        ("low_water_ratio", 1.1),
-        ("low_water_ratio", -0.1),
-        ("min_free_ratio", 1.0),
-        ("namespace", ".."),
-    ],
-)
-def test_option_out_of_range_is_refused(option, value):
-    with pytest.raises(ValueError, match=option):
-        FilesystemConfig(**{option: value})

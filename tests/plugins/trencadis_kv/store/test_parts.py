@@ -19,7 +19,6 @@ from trencadis_kv.store.defaults import IdentityCodec, NoLongerThanComputing, co
 from trencadis_kv.store.guarded_codec import GuardedCodec
 from trencadis_kv.store.guarded_policy import GuardedPolicy
 from trencadis_kv.store.messages import LoadOrder, SaveOrder, StepOrders, decode_orders, encode_orders
-from trencadis_kv.store.settings import StoreSettings
 from trencadis_kv.testing.kv_policy import load_view
 
 
@@ -85,27 +84,6 @@ def test_counts_are_told_in_prometheus_text_with_the_connectors_name():
         ("trencadis_kv_staged_bytes",): 7,
     }
     assert {key: found.get(key) for key in expected} == expected
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"namespace": "../up"},
-        {"namespace": ""},
-        {"numerics": "some"},
-        {"lookup_timeout_s": 0.0},
-        {"load_timeout_s": -1.0},
-        {"num_load_threads": 0},
-        {"num_save_threads": 65},
-        {"staging_bytes": 0},
-        {"failure_limit": 0},
-        {"cooldown_s": 0.0},
-    ],
-    ids=str,
-)
-def test_impossible_values_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        StoreSettings(**wrong)
 
 
 def test_setting_carries_further_metadata():
