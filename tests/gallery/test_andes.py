@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from examples.gallery.andes.measure import HERE, POLICIES, RATES, Row, capacity, compare_at, serve
@@ -12,6 +9,7 @@ from examples.gallery.andes.policies import Andes, RoundRobin, gain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.strategies.gallery_pages import page_of, results_of
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.scheduling import SchedulingConformance
@@ -20,7 +18,6 @@ from trencadis_tools.simulation.qoe import qoe_of
 from trencadis_tools.workloads import Workload
 from trencadis_tools.workloads.workload_file import read_recipe
 
-ROOT = Path(__file__).parents[2]
 SMALL = {"num_blocks": 24}
 
 
@@ -121,8 +118,8 @@ def test_a_capacity_lies_on_a_line_between_rates() -> None:
 
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
-    page = (ROOT / "docs" / "gallery" / "andes.md").read_text(encoding="utf-8")
-    kept = json.loads((ROOT / "benchmarks" / "results" / "gallery" / "andes.json").read_text(encoding="utf-8"))
+    page = page_of("andes")
+    kept = results_of("andes")
     rows = [Row(**row) for row in kept]
     for load, rates in RATES.items():
         for rate in rates:
@@ -140,6 +137,6 @@ def test_the_page_shows_the_results_that_are_kept() -> None:
 
 @pytest.mark.nightly
 def test_kept_results_are_what_the_script_measures() -> None:
-    kept = json.loads((ROOT / "benchmarks" / "results" / "gallery" / "andes.json").read_text(encoding="utf-8"))
+    kept = results_of("andes")
     expected = {row["policy"]: row["qoe"] for row in kept if (row["load"], row["rate"]) == ("chats", 10.0)}
     assert {row.policy: row.qoe for row in compare_at("chats", 10.0, 3)} == pytest.approx(expected)

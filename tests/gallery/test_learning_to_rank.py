@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 
 import pytest
 from examples.gallery.learning_to_rank.measure import HERE, TAUS, compare_at, ranked
 
+from support.strategies.gallery_pages import page_of, results_of
 from trencadis_tools.workloads import Workload, load_workload
-
-ROOT = Path(__file__).parents[2]
 
 
 def kendall_tau(workload: Workload) -> float:
@@ -52,10 +49,8 @@ def test_the_true_ranking_answers_a_fifth_sooner_and_a_noisy_one_gains_less() ->
 
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
-    page = (ROOT / "docs" / "gallery" / "learning_to_rank.md").read_text(encoding="utf-8")
-    kept = json.loads(
-        (ROOT / "benchmarks" / "results" / "gallery" / "learning_to_rank.json").read_text(encoding="utf-8")
-    )
+    page = page_of("learning_to_rank")
+    kept = results_of("learning_to_rank")
     for tau in TAUS:
         shown = [
             f"{row['value_s']:.3g} | {row['gain']:.2f} ({row['gain_low']:.2f} to {row['gain_high']:.2f}) | {row['worst_ratio']:.2f}"

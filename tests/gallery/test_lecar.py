@@ -11,6 +11,7 @@ import pytest
 from examples.gallery.eviction.lecar import LeCaR, trencadis_eviction_policies
 
 from support.strategies.block_histories import ReferenceCache, conversations, hits_of
+from support.strategies.gallery_pages import page_of
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext
 from trencadis_testing.eviction import EvictionConformance
@@ -121,7 +122,7 @@ def test_it_is_a_plugin_too_and_says_that_it_is_experimental() -> None:
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "gallery" / "eviction.md").read_text(encoding="utf-8").replace("*", "")
+    page = page_of("eviction").replace("*", "")
     for trace in ("conversation", "synthetic"):
         results = json.loads((root / "examples" / "gallery" / "eviction" / f"{trace}.json").read_text())["results"]
         for policy, shown in (("lru", "`lru`"), ("arc", "`arc`"), ("s3_fifo", "`s3_fifo`"), ("lecar:LeCaR", "LeCaR")):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from examples.gallery.llumnix import measure
 from examples.gallery.llumnix.llumnix import LeastUsed, Llumnix, trencadis_routers
 
+from support.strategies.gallery_pages import page_of, results_of
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, Move
 from trencadis_testing.router import RouterConformance, live_requests, replica_views, routing_request
 
-ROOT = Path(__file__).parents[2]
 TOKENS = 1600
 """KV of a replica in these tests: 100 blocks of 16."""
 
@@ -109,8 +106,8 @@ def test_configurations_of_the_page_serve_their_workload_with_moves(config: str)
 
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
-    page = (ROOT / "docs" / "gallery" / "llumnix.md").read_text(encoding="utf-8")
-    rows = json.loads((ROOT / "benchmarks" / "results" / "gallery" / "llumnix.json").read_text(encoding="utf-8"))
+    page = page_of("llumnix")
+    rows = results_of("llumnix")
     for row in rows:
         cells = (
             f"`{row['config']}`",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from examples.gallery.routing.e2 import E2, trencadis_routers
 
+from support.strategies.gallery_pages import page_of, results_of
 from trencadis.api import load_with_plugins
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext
@@ -105,11 +105,8 @@ def test_following_documents_finds_more_of_prompts_than_loads_alone() -> None:
 
 @pytest.mark.parametrize("workload", ["conversation", "synthetic", "documents"])
 def test_the_page_shows_the_results_that_are_kept(workload: str) -> None:
-    root = FOLDER.parents[2]
-    page = (root / "docs" / "gallery" / "routing.md").read_text(encoding="utf-8")
-    kept = json.loads(
-        (root / "benchmarks" / "results" / "gallery" / f"routing_{workload}.json").read_text(encoding="utf-8")
-    )
+    page = page_of("routing")
+    kept = results_of(f"routing_{workload}")
     for point in kept["comparison"]["points"]:
         for outcome in point["outcomes"]:
             found, mean, p99 = (outcome["values"][name] for name in ("prefix_hit_ratio", "ttft_mean", "ttft_p99"))

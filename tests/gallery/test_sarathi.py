@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from examples.gallery.sarathi.measure import CONFIGS, HERE, OBJECTIVES_S, STEP_TIMES, Row, capacity, measure
 
+from support.strategies.gallery_pages import page_of, results_of
 from trencadis.records import StepShape
 from trencadis_tools.compare.statistics import run_interval
 from trencadis_tools.simulation.step_times import load_step_times
 from trencadis_tools.workloads import Workload
 from trencadis_tools.workloads.workload_file import read_recipe
 
-ROOT = Path(__file__).parents[2]
 NUM_REQUESTS = 16
 
 
@@ -54,8 +51,8 @@ def test_a_capacity_is_the_last_rate_before_an_objective_is_missed() -> None:
 
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
-    page = (ROOT / "docs" / "gallery" / "sarathi.md").read_text(encoding="utf-8")
-    kept = json.loads((ROOT / "benchmarks" / "results" / "gallery" / "sarathi.json").read_text(encoding="utf-8"))
+    page = page_of("sarathi")
+    kept = results_of("sarathi")
     rows = [Row(**row) for row in kept]
     for config in CONFIGS:
         own = [row for row in rows if row.config == config]
@@ -71,7 +68,7 @@ def test_the_page_shows_the_results_that_are_kept() -> None:
 def test_kept_results_are_what_the_script_measures() -> None:
     from trencadis_tools.workloads import load_workload
 
-    kept = json.loads((ROOT / "benchmarks" / "results" / "gallery" / "sarathi.json").read_text(encoding="utf-8"))
+    kept = results_of("sarathi")
     (row,) = [row for row in kept if (row["config"], row["rate"]) == ("chunked_512", 2.0)]
     again = measure("chunked_512", load_workload(str(HERE / "chats.toml"), rate=2.0), 2.0)
     assert again.tbt_p99_s == pytest.approx(row["tbt_p99_s"])

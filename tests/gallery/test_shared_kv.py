@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 from examples.gallery.shared_kv.measure import CONFIGURATIONS, FOLDER, capacity, served
 
+from support.strategies.gallery_pages import page_of, results_of
 from trencadis.api import load_with_plugins
 from trencadis_tools.workloads import Workload, load_workload
 
-ROOT = Path(__file__).parents[2]
 BLOCK = 512
 
 
@@ -29,13 +27,16 @@ def found_without_end(workload: Workload) -> int:
     return found
 
 
-def test_a_pool_finds_nearly_all_that_there_is_and_caches_of_their_own_less() -> None:
+@pytest.mark.parametrize("num_requests", [60, pytest.param(200, marks=pytest.mark.nightly)])
+def test_a_pool_finds_nearly_all_that_there_is_and_caches_of_their_own_less(num_requests: int) -> None:
     """Only requests that come together find nothing of each other: the pool has room for all of them."""
-    workload = load_workload(str(FOLDER / "conversation.toml"), rate=0.5, limit=200)
+    workload = load_workload(str(FOLDER / "conversation.toml"), rate=0.5, limit=num_requests)
     own, pool = (served(name, workload).num_prompt_tokens_cached for name in ("own", "pool_190"))
     bound = found_without_end(workload)
-    assert 0 < own < 0.7 * bound
-    assert 0.95 * bound < pool <= bound
+    assert 0 < own <= pool <= bound
+    if num_requests == 200:
+        assert own < 0.7 * bound
+        assert pool > 0.95 * bound
 
 
 @pytest.mark.parametrize(("name", "num_tokens", "is_shared"), [("host", 1 << 20, False), ("pool", 4 << 20, True)])
@@ -53,8 +54,8 @@ def test_the_capacity_is_on_the_line_between_the_rates_around_it() -> None:
 
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
-    page = (ROOT / "docs" / "gallery" / "shared_kv.md").read_text(encoding="utf-8")
-    rows = json.loads((ROOT / "benchmarks" / "results" / "gallery" / "shared_kv.json").read_text(encoding="utf-8"))
+    page = page_of("shared_kv")
+    rows = results_of("shared_kv")
     for name in CONFIGURATIONS:
         at = {row["rate"]: row for row in rows if row["name"] == name}
         shares = " | ".join(f"{at[rate]['within_targets']:.1%}" for rate in sorted(at))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import attrs
 import pytest
 from examples.gallery.vtc.measure import HERE, bound_of, clients, measure, returning
 from examples.gallery.vtc.policies import LeastCounterFirst, RequestsPerMinute
 
+from support.strategies.gallery_pages import page_of, results_of
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext
 from trencadis.records import Request
@@ -17,7 +15,6 @@ from trencadis_testing.scheduling import SchedulingConformance
 from trencadis_tools.workloads import Workload
 from trencadis_tools.workloads.workload_file import read_recipe
 
-ROOT = Path(__file__).parents[2]
 SMALL = {"num_blocks": 16}
 """A KV cache that is full soon, and has a small bound."""
 
@@ -75,8 +72,8 @@ def test_a_client_that_returns_has_credit_under_least_counter_first_and_none_und
 
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
-    page = (ROOT / "docs" / "gallery" / "vtc.md").read_text(encoding="utf-8")
-    for row in json.loads((ROOT / "benchmarks" / "results" / "gallery" / "vtc.json").read_text(encoding="utf-8")):
+    page = page_of("vtc")
+    for row in results_of("vtc"):
         numbers = f"{row['gap']:,.0f} | {row['light_ttft_p90_s']:.3g} | {row['heavy_ttft_p90_s']:.3g}"
         assert f"| `{row['policy']}` | {numbers} | {row['tokens_per_s']:.0f} | {row['num_refused']} |" in page
         if row["policy"] == "vtc":
@@ -86,6 +83,6 @@ def test_the_page_shows_the_results_that_are_kept() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("num", [2, 9, 27])
 def test_kept_results_are_what_the_script_measures(num: int) -> None:
-    kept = json.loads((ROOT / "benchmarks" / "results" / "gallery" / "vtc.json").read_text(encoding="utf-8"))
+    kept = results_of("vtc")
     (row,) = [row for row in kept if row["policy"] == "vtc" and row["workload"] == f"{num} clients"]
     assert attrs.asdict(measure(clients(num), "vtc")) == pytest.approx(row)

@@ -43,7 +43,3 @@ def test_it_warns_once_that_the_text_is_wrong(caplog):
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "The text is wrong" in record.message
-
-
-def test_it_is_declared_lossy():
-    assert not Synthetic.lossless

@@ -96,10 +96,6 @@ def test_sizes_without_weight_are_not_kept_but_the_last():
     assert optimal_sizes([1, 2, 3], [0, 0, 0], 2) == [2]
 
 
-def test_one_size_is_the_last():
-    assert optimal_sizes([10, 20, 30], [5, 5, 5], 1) == [2]
-
-
 @pytest.mark.parametrize(
     ("costs", "weights", "num_kept"), [([], [], 1), ([1, 2], [1], 1), ([2, 1], [1, 1], 1), ([1], [1], 0)]
 )

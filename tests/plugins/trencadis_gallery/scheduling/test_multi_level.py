@@ -89,11 +89,6 @@ def test_lowest_level_gives_way_to_a_higher_one_only(view_of, policy):
     assert policy.victim(view, candidates=CANDIDATES) == 1
 
 
-def test_giving_way_is_a_choice():
-    assert not MultiLevel().preempts
-    assert MultiLevel(MultiLevelConfig(preempt=True)).preempts
-
-
 @pytest.fixture
 def timed():
     # A prompt of n tokens takes n milliseconds.

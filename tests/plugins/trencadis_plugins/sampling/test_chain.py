@@ -109,8 +109,8 @@ def _compare(batches, process, start, reference_distribution):
 
 @pytest.mark.parametrize(
     ("seed", "num_batches"),
-    [(0, 130), pytest.param(1, 625, marks=pytest.mark.nightly)],
-    ids=["two thousand rows", "ten thousand rows"],
+    [(0, 65), pytest.param(1, 625, marks=pytest.mark.nightly)],
+    ids=["a thousand rows", "ten thousand rows"],
 )
 def test_distributions_equal_the_definition_and_transformers(
     seed, num_batches, process, start, reference_distribution, random_rows

@@ -11,6 +11,8 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 
 class TestPrefixAffinity(SchedulingConformance):
+    num_histories = 8
+
     def make(self):
         return PrefixAffinity(PrefixAffinityConfig(shared_tokens=8))
 

@@ -34,7 +34,7 @@ class LateDraftModel(DraftModel):
         return super().propose(view)
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "probabilistic"])
+@pytest.mark.parametrize("sampling", ["greedy", pytest.param("probabilistic", marks=pytest.mark.nightly)])
 class TestDraftModel(SpeculationConformance):
     @pytest.fixture(autouse=True)
     def _model(self, tiny: Path, sampling: str) -> None:

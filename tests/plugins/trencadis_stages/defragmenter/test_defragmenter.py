@@ -5,12 +5,10 @@ import re
 import attrs
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from trencadis.config.schema import DefragmenterConfig
 from trencadis.errors import ConfigValueError
-from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
+from trencadis.records import Request, SamplingParams
 from trencadis_stages.defragmenter.defragmenter import Defragmenter, choose_swaps
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
@@ -62,45 +60,6 @@ def test_compact_blocks_stay():
 
 def _request(name: str, prompt: tuple[int, ...], max_tokens: int) -> Request:
     return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=max_tokens))
-
-
-@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=3, max_size=10),
-    trigger=st.sampled_from(["threshold", "cost"]),
-    aborted=st.sets(st.integers(0, 9), max_size=4),
-    num_blocks=st.sampled_from([16, 24, 48]),
-    overlap=st.booleans(),
-)
-def test_no_defragmentation_changes_what_any_sequence_reads(lengths, trigger, aborted, num_blocks, overlap):
-    """Prefix caching, preemption and aborts included: the strict fake checks every entry that is read."""
-    engine = make_engine(
-        backend=FakeBackend(layout="padded", contiguous=True, eos=-1, max_model_len=64),
-        num_blocks=num_blocks,
-        async_scheduling=overlap,
-        warmup=False,
-        max_num_batched_tokens=32,
-        max_num_seqs=4,
-        defragmenter={"trigger": trigger, "threshold": 0, "max_swaps": 4},
-    )
-    shared = tuple(range(1, 13))
-    prompts = {str(n): (shared + tuple(range(n, n + size)))[: 12 + size] for n, (size, _) in enumerate(lengths)}
-    for n, (_, max_tokens) in enumerate(lengths):
-        engine.add(_request(str(n), prompts[str(n)][:40], max_tokens))
-    ended: dict[str, FinishedSequence] = {}
-    for step in range(400):
-        if not engine.has_work:
-            break
-        if step == 5:
-            for name in sorted(aborted):
-                engine.abort(str(name))
-        ended.update((end.request_id, end) for end in engine.step().finished)
-    for name, end in ended.items():
-        if end.finish_reason is FinishReason.LENGTH:
-            assert end.token_ids.tolist() == fake_text(prompts[name][:40], lengths[int(name)][1], eos=-1)
-        else:
-            assert end.finish_reason in (FinishReason.ABORT, FinishReason.ERROR), end
-    assert not engine.has_work
 
 
 def test_blocks_of_a_long_runner_move_down_when_those_below_are_freed(caplog):

@@ -212,10 +212,10 @@ def test_the_completions_of_one_request_are_told_together():
 
 def test_the_record_is_bounded_and_forgets_requests_with_their_steps():
     engine = engine_of(explain_steps=6)
-    for index in range(200):
+    for index in range(40):
         add(engine, f"r{index}")
         drain(engine)
-    answer = engine.answer("explain", {"request_id": "r199"})
+    answer = engine.answer("explain", {"request_id": "r39"})
     assert answer["newest_step"] - answer["oldest_step"] == 5
     with pytest.raises(
         InvalidRequestError, match=r"'r1' is not known: it was never seen, or it ended before the last 6 steps"

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
@@ -16,8 +14,7 @@ from trencadis.engine.engine import Engine
 from trencadis.errors import RanksLostError
 from trencadis.interfaces import AllocationPlan, DraftView, PendingStep, SchedulingPolicy
 from trencadis.records import Batch, FinishedSequence, FinishReason, Request, SamplingParams, StepOutput
-from trencadis_stages.pipeline.pipelined_scheduling import PipelinedScheduling
-from trencadis_testing.doubles import ScriptedSpeculator, ScriptedTrees
+from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.staged_executor import StagedExecutor, num_tokens_of
@@ -68,6 +65,7 @@ def test_equal_batches_leave_no_stage_idle(num_stages):
         assert [begin for begin, _ in spans[1:]] == [end for _, end in spans[:-1]]
 
 
+@pytest.mark.representatives(1, ci=1)
 @pytest.mark.parametrize(
     ("num_stages", "token_s", "num_blocks", "max_num_seqs"),
     [
@@ -161,79 +159,6 @@ def test_a_policy_that_takes_prompts_whole_gets_them_whole():
 
 
 # -------------------------------------------------------------------------------------------------------- texts
-
-SPECULATORS: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "line": lambda: ScriptedSpeculator(lambda tokens: [*fake_text(tokens.tolist(), 1 + len(tokens) % 3), 3][:3]),
-    "tree": lambda: ScriptedTrees(lambda tokens: [(3, -1), (fake_text(tokens.tolist(), 1, eos=-1)[0], -1), (5, 1)]),
-}
-
-arrivals = st.lists(
-    st.fixed_dictionaries(
-        {
-            "at": st.integers(0, 30),
-            "family": st.integers(0, 2),
-            "length": st.integers(1, 40),
-            "max_tokens": st.integers(1, 20),
-            "leaves": st.one_of(st.none(), st.none(), st.integers(0, 30)),
-        }
-    ),
-    min_size=1,
-    max_size=10,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    arrivals=arrivals,
-    num_stages=st.integers(2, 4),
-    num_blocks=st.sampled_from([18, 24, 100]),
-    budget=st.sampled_from([7, 20, 256]),
-    preemption=st.sampled_from(["recompute", "swap"]),
-    caches=st.booleans(),
-    speculator=st.sampled_from(list(SPECULATORS)),
-)
-def test_texts_are_those_of_one_step_at_a_time(arrivals, speculator, **options):
-    assert _served(arrivals, speculator, **options) == _served(arrivals, speculator, **options, async_scheduling=False)
-
-
-def _served(arrivals: Any, speculator: str, *, num_stages: int, budget: int, caches: bool, **options: Any) -> Any:
-    engine, _ = make_pipeline(
-        num_stages,
-        speculator=SPECULATORS[speculator](),
-        max_num_seqs=5,
-        max_num_batched_tokens=budget,
-        prefix_caching=caches,
-        **options,
-    )
-    found: dict[str, Any] = {}
-    texts: dict[str, list[int]] = {}
-    leaving = {str(number): one["leaves"] for number, one in enumerate(arrivals) if one["leaves"] is not None}
-    for step in range(600):
-        if step > 30 and not engine.has_work:
-            break
-        for number, one in enumerate(arrivals):
-            if one["at"] == step:
-                prompt = [(position * (one["family"] + 3)) % 90 + 1 for position in range(one["length"])]
-                texts[str(number)] = fake_text(prompt, one["max_tokens"])
-                engine.add(request(str(number), prompt, one["max_tokens"]))
-            if one["leaves"] == step:
-                end = engine.abort(str(number))
-                if end is not None:
-                    assert end.token_ids.tolist() == texts[str(number)][: len(end.token_ids)]
-        found.update({end.request_id: (end.token_ids.tolist(), end.error) for end in engine.step().finished})
-        assert broken_invariants(engine) == []
-    assert not engine.has_work
-    assert engine.inspect().blocks.num_used == 0
-    assert all(text == texts[name] for name, (text, error) in found.items() if not error)
-    return {name: one for name, one in found.items() if name not in leaving}
-
-
-def test_a_sequence_that_is_planned_while_its_token_is_in_flight_gets_another_text(monkeypatch):
-    monkeypatch.setattr(PipelinedScheduling, "runnable", lambda self, places: np.ones(len(places), np.bool_))
-    engine, _ = make_pipeline(2, num_blocks=60, backend=lambda: FakeBackend(eos=-1, max_model_len=120, strict=False))
-    engine.add(request("a", (1, 2, 3), 8))
-    assert texts_of(engine)["a"] != fake_text((1, 2, 3), 8, eos=-1)
 
 
 def test_drafts_are_asked_for_those_alone_whose_tokens_are_known():

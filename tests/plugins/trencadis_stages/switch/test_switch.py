@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import Phase, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from support.core.invariants import broken_invariants
 from support.strategies.hostile_policies import HOSTILE, OPTIONS, Listener, house
 from trencadis.clock import SimulatedClock
 from trencadis.engine.build import build_engine
@@ -17,17 +13,6 @@ from trencadis.errors import ConfigError, ContractError, PluginError
 from trencadis.records import FinishReason, Request, SamplingParams
 from trencadis_testing.engines import drain
 from trencadis_testing.fakes import fake_text
-
-POLICIES = [
-    "fcfs",
-    "prefill_first",
-    "priority",
-    "shortest_first",
-    "fair_share",
-    "deadline",
-    "prefix_affinity",
-    "multi_level",
-]
 
 
 def request(name: str, prompt: tuple[int, ...], num_tokens: int = 6, **more: Any) -> Request:
@@ -47,88 +32,6 @@ def engine_of(**tables: Any) -> Any:
 
 def change(engine: Any, **table: Any) -> dict[str, Any]:
     return engine.answer("set_scheduling", {"table": table, "source": "a test", "may_import": True})
-
-
-class Swaps(RuleBasedStateMachine):
-    """Arrivals, steps, aborts, and at any moment another policy or shadow, good or hostile."""
-
-    @initialize(
-        num_blocks=st.integers(12, 40), max_num_seqs=st.integers(2, 5), budget=st.integers(5, 40), overlap=st.booleans()
-    )
-    def build(self, num_blocks: int, max_num_seqs: int, budget: int, overlap: bool) -> None:
-        self.clock = SimulatedClock()
-        config, registry = house(
-            engine={"max_num_seqs": max_num_seqs, "max_num_batched_tokens": budget, "async_scheduling": overlap},
-            cache={"num_blocks": num_blocks},
-        )
-        self.engine = build_engine(config, registry=registry, clock=self.clock)
-        self.asked: dict[str, Request] = {}
-        self.ended: dict[str, Any] = {}
-
-    @rule(
-        lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4),
-        num_tokens=st.integers(1, 12),
-        tenant=st.sampled_from("ab"),
-    )
-    def arrive(self, lengths: list[int], num_tokens: int, tenant: str) -> None:
-        for length in lengths:
-            name = str(len(self.asked))
-            prompt = tuple((len(self.asked) * 7 + i) % 97 for i in range(length))
-            self.asked[name] = request(name, prompt, num_tokens, tenant=tenant, priority=length % 3)
-            self.engine.add(self.asked[name])
-
-    @rule(num_steps=st.integers(1, 4))
-    def step(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            self.clock.advance(0.02)
-            self.note(self.engine.step().finished)
-
-    @rule(policy=st.sampled_from(POLICIES), shadow=st.sampled_from([None, "keep", *POLICIES, *HOSTILE]))
-    def swap(self, policy: str, shadow: str | None) -> None:
-        answer = change(self.engine, name=policy, **({} if shadow == "keep" else {"shadow": shadow}))
-        assert answer["policy"] == policy
-        assert answer["plan_hash"] == self.engine.plan_hash
-
-    @rule(policy=st.sampled_from(HOSTILE))
-    def swap_to_a_hostile_one(self, policy: str) -> None:
-        try:
-            change(self.engine, name=policy)
-        except ContractError:
-            assert "DeafEars" in policy
-            assert self.engine.has_work
-
-    @precondition(lambda self: len(self.asked) > len(self.ended))
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.asked.keys() - self.ended.keys())))
-        self.note([self.engine.abort(name)])
-
-    @invariant()
-    def books_are_in_order(self) -> None:
-        assert not broken_invariants(self.engine)
-
-    def note(self, finished: Any) -> None:
-        for end in finished:
-            assert end.request_id not in self.ended
-            self.ended[end.request_id] = end
-
-    def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
-        self.note(drain(self.engine, max_steps=3000).values())
-        assert self.ended.keys() == self.asked.keys()
-        for name, end in self.ended.items():
-            if end.finish_reason is not FinishReason.ABORT:
-                asked = self.asked[name]
-                assert end.token_ids.tolist() == expected(asked.prompt_token_ids, asked.params.max_tokens)
-        assert self.engine.inspect().blocks.num_used == 0
-        self.engine.close()
-
-
-TestSwaps = Swaps.TestCase
-TestSwaps.settings = settings(
-    max_examples=15, stateful_step_count=20, phases=(Phase.explicit, Phase.generate), database=None
-)
 
 
 def test_the_new_policy_is_told_of_every_live_request_in_the_order_of_arrival():

@@ -175,7 +175,7 @@ def test_sequences_that_were_restored_are_counted_in_with_the_weights_that_they_
     assert not stage._accounts
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=30)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_counts_are_those_of_the_queue_in_any_history_and_nothing_of_a_tenant_that_left_is_kept(seed: int) -> None:
     """Under KV pressure, with preemptions and aborts."""

@@ -263,18 +263,6 @@ def test_token_is_taken_once_although_it_is_brought_with_every_look_up() -> None
     assert scene.results["late"] >= 1
 
 
-def test_first_token_shows_before_there_is_room_to_go_on() -> None:
-    scene = Scene(num_blocks=14)
-    scene.add("big", tuple(range(40, 75)), max_tokens=16)
-    for _ in range(3):
-        scene.step()
-    slot = scene.add("r", first=truth(PROMPT, 1)[0], max_tokens=5)
-    scene.step()
-    assert scene.said[slot] == [truth(PROMPT, 1)]
-    assert scene.engine._state.is_waiting(slot)
-    scene.run()
-
-
 def test_logprobs_come_with_it_at_the_position_of_the_token() -> None:
     scene = Scene()
     plain = scene.add("plain", tuple(range(50, 60)), max_tokens=6, logprobs=1)
@@ -310,18 +298,6 @@ def test_sequence_with_its_first_token_waits_for_kv_also_where_loads_come_by_lay
     scene.run()
     assert scene.texts(other) == truth(PROMPT, 5)
     assert len(scene.bringer.layerwise) == before + 1
-
-
-def test_many_at_once_beside_others_get_each_their_own() -> None:
-    prompts = [tuple(range(start, start + 13)) for start in range(10, 40, 5)]
-    scene = Scene(*prompts, delay=3, max_num_seqs=4)
-    slots = {}
-    for number, prompt in enumerate(prompts):
-        first = truth(prompt, 1)[0] if number % 2 else None
-        slots[scene.add(f"r{number}", prompt, first=first, max_tokens=4)] = prompt
-    scene.run()
-    assert {slot: scene.texts(slot) for slot in slots} == {slot: truth(prompt, 4) for slot, prompt in slots.items()}
-    assert scene.results == {"taken": 3}
 
 
 def test_first_token_comes_before_the_second_also_where_both_are_of_one_step() -> None:

@@ -97,24 +97,18 @@ CALLS = {
 TOLD_WHEN_OFF = {"on_cancelled", "take_message", "on_report", "on_unused"}
 
 
+@pytest.mark.representatives(100)
 @pytest.mark.parametrize("name", CALLS)
-def test_answer_is_the_sides_own(name) -> None:
-    call, answer, _ = CALLS[name]
+def test_answer_is_the_sides_own_and_what_raises_is_a_miss_and_is_logged(name, caplog) -> None:
+    call, answer, otherwise = CALLS[name]
     side = Scripted()
     guard = GuardedConnector(side)
     assert call(guard) == answer
-    assert side.calls == [name]
-    assert guard.num_errors == 0
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_what_raises_is_a_miss_and_is_logged(name, caplog) -> None:
-    call, _, otherwise = CALLS[name]
-    guard = GuardedConnector(Scripted(name))
+    assert (side.calls, guard.num_errors) == ([name], 0)
+    side.raising = {name}
     assert call(guard) == otherwise
-    assert guard.num_errors == 1
+    assert (guard.num_errors, guard.is_off) == (1, False)
     assert f"the KV connector raised RuntimeError: {name} is broken in {name}(); counted as a miss." in caplog.text
-    assert not guard.is_off
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -194,12 +188,12 @@ def test_metrics_and_close_may_raise_too(caplog) -> None:
     assert "close is broken in close()" in caplog.text
 
 
-@pytest.mark.parametrize("text", [b"trencadis_mine 1\n", None, {}, 3])
-def test_metrics_that_are_no_text_are_none(text, caplog, monkeypatch) -> None:
+def test_metrics_that_are_no_text_are_none(caplog, monkeypatch) -> None:
     """As of a library that returns bytes: whoever scrapes gets the rest, and serving goes on."""
-    monkeypatch.setattr(Scripted, "metrics", lambda self: text)
-    assert GuardedConnector(Scripted()).metrics() == ""
-    assert f"metrics() returned {type(text).__name__}, which is no text" in caplog.text
+    for text in (b"trencadis_mine 1\n", None, {}, 3):
+        monkeypatch.setattr(Scripted, "metrics", lambda self, text=text: text)
+        assert GuardedConnector(Scripted()).metrics() == ""
+        assert f"metrics() returned {type(text).__name__}, which is no text" in caplog.text
 
 
 def test_metrics_are_the_sides_own_even_when_it_is_off() -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.rank_processes import rank_processes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def _processes():
     with rank_processes() as start:
         yield start
