@@ -68,6 +68,7 @@ _OWN: Final = frozenset(
         "num_admitted",
         "num_compilations",
         "num_quarantined",
+        "passes",
         "num_bucket_hits",
         "num_fallbacks",
         "num_substituted",
@@ -77,13 +78,17 @@ _OWN: Final = frozenset(
 """Fields of ``StepStats`` with a default that the engine fills in itself."""
 
 
-def _optional(kind: type) -> frozenset[str]:
-    """Return the fields of a record that are a number, 0 by default."""
-    return frozenset(field.name for field in attrs.fields(kind) if isinstance(field.default, int | float))
+def _optional(kind: type) -> dict[str, type]:
+    """Return the fields of a record that are a number or a tuple of numbers, 0 or empty by default, and which."""
+    return {
+        field.name: tuple if isinstance(field.default, tuple) else Real
+        for field in attrs.fields(kind)
+        if isinstance(field.default, int | float | tuple)
+    }
 
 
-_GAUGES: Final = _optional(StepStats) & _optional(EngineGauges)
-_STATS: Final = _optional(StepStats) - _GAUGES - _OWN
+_GAUGES: Final = {name: kind for name, kind in _optional(EngineGauges).items() if name in _optional(StepStats)}
+_STATS: Final = {name: kind for name, kind in _optional(StepStats).items() if name not in _OWN | _GAUGES.keys()}
 _SHOWN: Final = _optional(SchedulerView)
 
 
@@ -328,17 +333,22 @@ def guarded(stage: Stage) -> Stage | StageGuard:
     return StageGuard(stage) if stage.label else stage
 
 
-def _check_names(where: str, numbers: dict[str, Any], known: frozenset[str]) -> None:
+def _check_names(where: str, numbers: dict[str, Any], known: Mapping[str, type]) -> None:
     """Take out what nobody could show.
 
     Raises:
         ContractError: Something was taken out.
     """
-    wrong = [name for name, value in numbers.items() if name not in known or not isinstance(value, Real)]
+    wrong = [name for name, value in numbers.items() if name not in known or not _is_a(known[name], value)]
     for name in wrong:
         value = numbers.pop(name)
     if wrong and wrong[0] in known:
-        raise ContractError(f"{where}[{wrong[0]!r}] is {shown(value)}, no number")
+        lacks = "no number" if known[wrong[0]] is Real else "no tuple of numbers"
+        raise ContractError(f"{where}[{wrong[0]!r}] is {shown(value)}, {lacks}")
     if wrong:
         names = ", ".join(sorted(known))
         raise ContractError(f"{where} has no {shown(wrong[0])}.{did_you_mean(str(wrong[0]), known)} There are: {names}")
+
+
+def _is_a(kind: type, value: object) -> bool:
+    return isinstance(value, kind) and (not isinstance(value, tuple) or all(isinstance(one, Real) for one in value))

@@ -350,7 +350,10 @@ class Watches(Observer):
 
 
 @pytest.mark.parametrize("where", ["stats", "gauges", "shown"])
-@pytest.mark.parametrize(("name", "value"), [("num_unheard_of", 1), ("now_s", 1), ("num_swapped", "many")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_unheard_of", 1), ("now_s", 1), ("num_swapped", "many"), ("num_drafted_by_position", ("two",))],
+)
 def test_number_that_nobody_can_show_is_a_fault_and_is_not_shown(where: str, name: str, value: Any) -> None:
     def after_plan(self: Any, step: Any) -> None:
         if step is not None:
@@ -369,9 +372,11 @@ def test_number_that_nobody_can_show_is_a_fault_and_is_not_shown(where: str, nam
 
 
 def test_every_number_that_a_stage_may_show_is_shown() -> None:
+    numbers = {name: (1,) if kind is tuple else 1 for name, kind in guarded_stage._STATS.items()}
+
     def after_plan(self: Any, step: Any) -> None:
         if step is not None:
-            step.stats.update(dict.fromkeys(guarded_stage._STATS, 1))
+            step.stats.update(numbers)
             self.state.gauges.update(dict.fromkeys(guarded_stage._GAUGES, 1))
             self.state.shown.update(dict.fromkeys(guarded_stage._SHOWN, 0))
 
@@ -384,7 +389,7 @@ def test_every_number_that_a_stage_may_show_is_shown() -> None:
     drain(engine)
     assert engine.stage("third").num_faults == 0
     shown = attrs.asdict(observer.steps[0], recurse=False)
-    assert {name: shown[name] for name in guarded_stage._STATS} == dict.fromkeys(guarded_stage._STATS, 1)
+    assert {name: shown[name] for name in numbers} == numbers
     assert engine.totals.num_block_swaps == len(observer.steps)
 
 

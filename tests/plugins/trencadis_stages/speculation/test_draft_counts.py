@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from support.strategies.guesses import PROMPT, request, right
-from trencadis.records import Drafts
+from trencadis.engine.stage import Stage
+from trencadis.interfaces import StageDefinition
+from trencadis.records import Drafts, TokenDeltas
 from trencadis_stages.speculation.counts import draft_stats
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
@@ -65,6 +69,20 @@ def test_drafts_after_the_end_of_their_sequence_are_no_emitted_ones() -> None:
     engine.add(request("r", stop_token_ids=(text[2],)))
     assert drain(engine)["r"].token_ids.tolist() == text[:3]
     assert (engine.totals.num_draft_tokens, engine.totals.num_accepted_by_position) == (3, (1, 1, 0))
+
+
+def test_a_guarded_stage_is_not_blamed_for_the_counts_of_drafts() -> None:
+    class Looks(Stage):
+        def after_step(self, step: Any, output: Any, deltas: TokenDeltas) -> TokenDeltas:
+            return deltas
+
+    looks = StageDefinition(name="looks", make=lambda _: Looks(), summary="Looks at steps.", before={"z"})
+    last = StageDefinition(name="z", make=lambda _: Looks(), summary="Looks last.")
+    engine = make_engine(backend=FakeBackend(eos=-1), speculator=ScriptedSpeculator(right), stages=[looks, last])
+    engine.add(request("r"))
+    drain(engine)
+    assert engine.stage("looks").num_faults == engine.stage("z").num_faults == 0
+    assert engine.totals.num_accepted_by_position == engine.totals.num_drafted_by_position != ()
 
 
 def test_without_speculation_nothing_is_called_for_it_and_its_totals_are_there() -> None:
