@@ -135,6 +135,7 @@ def test_lent_memory_cannot_shrink(transport: SharedMemory) -> None:
         os.ftruncate(target[2], 0)
 
 
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize("other", ["machine", "process", "descriptor", "file", "key", "num_pieces", "not sealed"])
 def test_memory_that_cannot_be_had_is_done_without(transport: SharedMemory, other: str) -> None:
     receive_buffer: Any = transport.receive_buffer()

@@ -100,7 +100,7 @@ def test_cancelled_pull_is_released_and_touches_nothing_afterwards(consumer: Con
 
 
 def test_pull_that_waits_for_a_thread_asks_for_patience(producer: Producer) -> None:
-    consumer = Consumer(num_pull_threads=1, pull_timeout_s=5.0)
+    consumer = Consumer(num_pull_threads=1, pull_timeout_s=600.0)
     with FaultProxy(producer.node.server.port) as proxy:
         proxy.to_client.set(stall_at=0)
         producer.node.holds.add(2, "other", dict(zip(HASHES, range(NUM_BLOCKS), strict=True)), num_bytes=1)

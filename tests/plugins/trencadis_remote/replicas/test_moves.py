@@ -189,6 +189,7 @@ def test_replicas_may_end_before_a_move_and_while_it_is_made(fleet: Callable[...
     one.client.receive()
     one.kill(0)  # it has not said the end of a: as after any failure
     one.until(lambda: one.where("a") != 0 and one.where("c") == 1)
+    assert [what for what, _ in router.told].count("selected") == 4, "a is routed anew"
     ask(one, (2, one.where("a")))
     one.client.receive()
     one.kill(1)
