@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,9 @@ from trencadis_testing.acceptance_scenes import (
     Scene,
     distributions,
     emission,
-    greedy,
     model_distribution,
     verification_of,
 )
-from trencadis_testing.doubles import Matching
 
 CHAIN = Scene(parents=(0, 1), target=distributions(1, 3), proposal=distributions(2, 3))
 TREE = Scene(parents=(0, 0, 1), target=distributions(1, 3), proposal=distributions(2, 3))
@@ -42,23 +38,6 @@ class Always(Never):
         return torch.ones(verification.tokens.shape, dtype=torch.float64)
 
 
-def test_distributions_depend_on_the_whole_context_and_sum_to_one():
-    distribution = distributions(3, 4, num_impossible=1)
-    contexts = [(), (0,), (0, 1), (1, 0)]
-    assert len({distribution(path).tobytes() for path in contexts}) == 4
-    for path in contexts:
-        assert distribution(path).sum() == pytest.approx(1)
-        assert (distribution(path) > 0).sum() == 3
-        assert greedy(distribution)(path).tolist() == np.eye(4)[distribution(path).argmax()].tolist()
-
-
-def test_all_drafts_are_drawn_and_their_probabilities_sum_to_one():
-    found = dict(CHAIN.drafted())
-    assert set(found) == set(itertools.product(range(3), repeat=2))
-    assert sum(found.values()) == pytest.approx(1)
-    assert found[2, 1] == pytest.approx(CHAIN.proposal(())[2] * CHAIN.proposal((2,))[1])
-
-
 def test_siblings_are_drawn_without_replacement():
     found = dict(TREE.drafted())
     assert sum(found.values()) == pytest.approx(1)
@@ -76,14 +55,6 @@ def test_certain_siblings_are_the_most_likely_tokens_or_twins():
     assert list(scene.drafted()) == [((1, 2), 1.0)]
     twins = Scene(parents=(0, 0), target=distributions(1, 3), proposal=scene.proposal, certain={0, 1}, twins=True)
     assert list(twins.drafted()) == [((1, 1), 1.0)]
-
-
-def test_samples_are_drawn_by_the_distribution_at_each_node():
-    cases = CHAIN.cases(with_samples=True)
-    assert cases.tokens.shape == (9 * 27, 2)
-    assert cases.weights.sum() == pytest.approx(1)
-    first = [cases.weights[cases.sampled[:, 0] == token].sum() for token in range(3)]
-    assert first == pytest.approx(CHAIN.target(()))
 
 
 def test_a_rule_is_shown_distributions_or_samples_padded_behind_the_drafts():
@@ -121,9 +92,3 @@ def test_if_every_draft_stands_a_text_has_the_distribution_of_the_drafter():
     distribution = found.distribution.reshape(3, 3, 3)
     assert distribution.sum(2)[2, 1] == pytest.approx(CHAIN.proposal(())[2] * CHAIN.proposal((2,))[1])
     assert found.mean_accepted == pytest.approx(2)
-
-
-def test_a_rule_that_compares_samples_is_proven_by_its_samples():
-    found = emission(Matching(), TREE, torch.from_numpy)
-    assert np.abs(found.distribution - model_distribution(TREE)).max() < 1e-15
-    assert 0.5 < found.mean_accepted < 2

@@ -182,9 +182,3 @@ def test_legal_shapes_hold_the_largest_of_each_phase(limits):
     assert max(shape.batch_size for shape in decode) == min(limits.max_num_seqs, limits.max_num_batched_tokens)
     assert max(shape.batch_size - 1 + shape.query_len for shape in shapes) <= limits.max_num_batched_tokens
     assert all(shape.num_blocks >= shape.batch_size for shape in decode)
-
-
-def test_legal_shapes_are_the_same_for_one_seed_and_differ_between_two():
-    limits = SAMPLE_LIMITS["long_context"]
-    assert legal_shapes(limits, seed=1) == legal_shapes(limits, seed=1)
-    assert legal_shapes(limits, seed=1) != legal_shapes(limits, seed=2)

@@ -91,23 +91,6 @@ def test_suites_run_against_classes_without_any_test_file(here):
 
 
 @pytest.mark.slow
-def test_scheduling_and_eviction_have_options_of_their_own(here):
-    only = ("-k", "forgotten or gives_the_same_plans and not hashes", "-rA")
-    run = conform(here, more=("--scheduling=mine:Picky,suite.may_refuse=true", "--eviction", "mine:Oldest", *only))
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr
-    for node in (
-        "PASSED scheduling=mine:Picky,suite.may_refuse=true::SchedulingConformance::test_same_work_gives_the_same_plans",
-        "PASSED eviction=mine:Oldest::EvictionConformance::test_forgotten_blocks_are_no_candidates[2]",
-    ):
-        assert node in run.stdout
-
-
-def test_what_a_policy_declares_can_be_said_on_the_command_line():
-    suite = suite_class(parse("scheduling=fcfs,suite.declares=arrival_order+fairness"))
-    assert suite.declares == {"arrival_order", "fairness"}
-
-
-@pytest.mark.slow
 def test_failure_names_the_class_and_the_test_and_the_run_fails(here):
     run = conform(here, "eviction=mine:Oldest,loses=true", more=("-k", "forgotten"))
     assert run.returncode == 1
@@ -131,11 +114,6 @@ def test_bad_value_is_a_usage_error_in_words(here):
     assert run.returncode == 4, run.stdout
     assert "has no attribute 'Newest'" in run.stderr
     assert "Traceback" not in run.stderr + run.stdout
-
-
-@pytest.mark.slow
-def test_plain_run_is_not_touched(here):
-    assert conform(here, has_all_plugins=True).returncode == 5  # no tests collected
 
 
 # ------------------------------------------------------------------------------------------------- in this process

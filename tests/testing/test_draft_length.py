@@ -173,12 +173,6 @@ MUTANTS = {
 test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(DraftLengthConformance, MUTANTS)
 
 
-def test_a_view_has_the_limits_slots_and_epochs_asked_for():
-    view = length_view([3, 1], slots=[4, 2], epochs=[7, 8], num_running=5)
-    assert (view.max_draft_tokens.tolist(), view.slots.tolist(), view.epochs.tolist()) == ([3, 1], [4, 2], [7, 8])
-    assert (view.num_running, view.padded_tokens(5, 3), length_view([1], pads=True).padded_tokens(5, 3)) == (5, 15, 32)
-
-
 @pytest.mark.parametrize(("pads", "positions"), [(False, 2 + 4), (True, 2 * 4)])
 def test_a_verdict_counts_the_positions_of_its_layout(pads, positions):
     step = verified_step(length_view([3, 3], pads=pads), [3, 1], [0, 1], num_prefill_tokens=10)

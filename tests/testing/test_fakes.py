@@ -10,8 +10,8 @@ import pytest
 from trencadis.clock import SimulatedClock
 from trencadis.errors import StepFailedError
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import FinishReason, ModelSource, Request, SamplingParams
-from trencadis_testing.doubles import ScriptedSpeculator, ScriptedTrees
+from trencadis.records import ModelSource
+from trencadis_testing.doubles import ScriptedTrees
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -32,42 +32,6 @@ def random_tree(tokens, *, most=6):
         else:
             tree.append((rng.randrange(97), rng.randrange(-1, len(tree))))
     return tree
-
-
-def linear(tokens):
-    return [token for token, _ in random_tree(tokens, most=4)]
-
-
-@pytest.mark.representatives(3)
-@pytest.mark.parametrize("draft", [ScriptedTrees(random_tree), ScriptedSpeculator(linear, max_draft_tokens=4)])
-@pytest.mark.parametrize(
-    ("seed", "options"),
-    [
-        (1, {}),
-        (2, {"num_blocks": 22, "max_num_seqs": 6}),
-        (3, {"num_blocks": 22, "max_num_seqs": 6, "preemption": "swap"}),
-        (4, {"abort_every": 3}),
-        (5, {"prefix_caching": False, "max_num_batched_tokens": 9}),
-        (6, {"num_blocks": 24, "max_num_seqs": 6, "abort_every": 5, "max_num_batched_tokens": 14}),
-    ],
-    ids=["plain", "preempted", "swapped", "aborted", "small budget", "everything"],
-)
-def test_no_stale_entry_is_ever_read_and_the_text_is_that_of_no_speculation(draft, seed, options):
-    options = {"num_blocks": 64, "max_num_seqs": 4, "max_num_batched_tokens": 40, **options}
-    abort_every = options.pop("abort_every", 0)
-    clock = SimulatedClock()
-    backend = FakeBackend(eos=-1, max_model_len=options["num_blocks"] * 4)
-    engine = make_engine(backend=backend, clock=clock, speculator=draft, warmup=False, **options)
-    todo = arrivals(seed, num_requests=30)
-    before = draft.num_accepted, draft.num_drafted
-    served = serve(engine, clock, todo, abort_every=abort_every)
-    assert wrong_texts(served, todo, eos=-1) == []
-    assert engine.totals.num_failed_steps == 0
-    assert before[0] < draft.num_accepted < draft.num_drafted - before[1] + before[0]
-    if options["num_blocks"] < 30:
-        assert any(end.num_preemptions for end in served.ends.values())
-    if abort_every:
-        assert served.num_aborted
 
 
 def test_blocks_become_findable_with_verified_tokens_alone():
@@ -95,30 +59,6 @@ def test_blocks_become_findable_with_verified_tokens_alone():
 
     assert wrong_texts(serve(engine, clock, todo, after_step=check), todo, eos=-1) == []
     assert num_checked > 100
-
-
-def test_run_ends_inside_an_accepted_path_at_a_stop_token_and_at_the_last_token():
-    true = fake_text(PROMPT, 12, eos=-1)
-
-    def right(tokens):
-        done = len(tokens) - len(PROMPT)
-        rest = true[done : done + 4]
-        return [(96 - rest[0], -1), *((token, i or -1) for i, token in enumerate(rest))] if rest else []
-
-    for params, expected in (
-        (SamplingParams(max_tokens=6, ignore_eos=True), true[:6]),
-        (SamplingParams(max_tokens=12, stop_token_ids=(true[3],)), true[: true.index(true[3]) + 1]),
-    ):
-        engine = make_engine(backend=FakeBackend(eos=-1), speculator=ScriptedTrees(right))
-        engine.add(Request(request_id="r", prompt_token_ids=PROMPT, params=params))
-        steps, ends = 0, []
-        while engine.has_work:
-            ends += engine.step().finished
-            steps += 1
-        assert ends[0].token_ids.tolist() == expected
-        assert ends[0].finish_reason is not FinishReason.ERROR
-        assert steps < len(expected)
-        assert engine._state.blocks.num_used == 0
 
 
 # --------------------------------------------------------------------------------------------- the backend alone

@@ -34,15 +34,6 @@ def whole(*numbers):
     return [bytes([number] * 128) for number in numbers]
 
 
-def test_without_faults_it_is_the_store_inside(store, faults):
-    assert store.contains([*KEYS, "kv1/a/4"]) == 3
-    assert read(store) == whole(1, 2, 3)
-    store.delete(["kv1/a/2", "kv1/a/9"])
-    assert store.contains(KEYS) == 1
-    assert read(store) == [*whole(1), None, *whole(3)]
-    assert faults.num_injected == 0
-
-
 def test_dictionary_store_keeps_no_more_than_it_has_room_for_and_reads_no_more_than_the_target_holds():
     store = DictStore({}, max_objects=2)
     assert store.put(KEYS, OBJECTS) == 2
@@ -70,11 +61,6 @@ def test_objects_are_spoiled_as_asked_for_and_whole_again_afterwards(store, faul
     faults.end()
     assert read(store) == whole(1, 2, 3)
     assert faults.num_injected == 1
-
-
-def test_a_single_object_can_be_gone(store, faults):
-    faults.begin(Fault.GONE)
-    assert read(store, KEYS[:1]) == [None]
 
 
 @pytest.mark.parametrize(("fault", "num_found"), [(Fault.CLAIMS, 3), (Fault.DENIES, 0)])
@@ -105,12 +91,6 @@ def test_every_call_can_raise(store, faults, call, fault, error):
     with pytest.raises(error, match=f"{call}, as it was told"):
         getattr(store, call)(*arguments)
     assert store.contains(KEYS) == 3 if call != "contains" else read(store) == whole(1, 2, 3)
-
-
-def test_only_each_nth_call_goes_wrong(store, faults):
-    faults.begin(Fault.DENIES, every=3)
-    assert [store.contains(KEYS) for _ in range(6)] == [3, 3, 0, 3, 3, 0]
-    assert faults.num_injected == 2
 
 
 def test_another_engines_key_is_never_swapped_in(faults):
@@ -157,21 +137,7 @@ def test_a_stalled_call_goes_on_when_the_fault_ends(store, faults):
     assert wait() == [3]
 
 
-def test_interrupting_while_no_call_runs_is_harmless(store, faults):
-    store.interrupt()
-    wait = stalled(store, faults)
-    faults.end()
-    assert wait() == [3]
-
-
 def test_closing_wakes_a_stalled_call(store, faults):
     wait = stalled(store, faults)
     store.close()
     assert wait() == ["deadline"]
-
-
-def test_a_slow_store_is_slow_and_right(store, faults):
-    faults.slow_s = 0.0
-    faults.begin(Fault.SLOW)
-    assert read(store) == whole(1, 2, 3)
-    assert faults.num_injected == 1

@@ -77,13 +77,6 @@ def test_modules_that_take_the_target_are_run_against_the_option_and_others_as_e
 
 
 @pytest.mark.slow
-def test_without_the_option_a_module_runs_its_own_targets(project: Path):
-    text, rooms = run(project, "test_shelf.py", only="bit_for_bit")
-    assert "bit_for_bit[shelf:make_shelf,room=own] PASSED" in text
-    assert rooms == {"own"}
-
-
-@pytest.mark.slow
 def test_without_a_path_both_suites_of_the_kit_are_run(project: Path):
     text, rooms = run(project, "--kv-connector=shelf:make_shelf,room=given")
     assert (

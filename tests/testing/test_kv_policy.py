@@ -6,7 +6,7 @@ import time
 
 from support.mutants import broken, proofs
 from trencadis_kv.interfaces import KVPolicy
-from trencadis_kv.testing.kv_policy import KVPolicyConformance, load_view
+from trencadis_kv.testing.kv_policy import KVPolicyConformance
 
 
 class LongOnes(KVPolicy):
@@ -92,9 +92,3 @@ MUTANTS = {
 }
 
 test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(KVPolicyConformance, MUTANTS)
-
-
-def test_a_view_has_what_was_asked_for():
-    view = load_view(32, load_s=0.1, compute_s=0.2, timeout_s=3.0, num_local_tokens=8, bytes_per_token=10)
-    assert (view.num_tokens, view.load_s, view.compute_s, view.timeout_s) == (32, 0.1, 0.2, 3.0)
-    assert (view.num_local_tokens, view.num_bytes) == (8, 320)

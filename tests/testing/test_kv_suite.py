@@ -5,9 +5,8 @@ import pytest
 
 from trencadis.interfaces import ConnectorPair, SupportsMetrics
 from trencadis_testing.doubles import LoopConnector, _LoopScheduler, _LoopWorker
-from trencadis_testing.kv_connector import KVConnectorConformance
-from trencadis_testing.kv_suite import ConnectorSuite, again, twice
-from trencadis_testing.workloads import arrivals, wrong_texts
+from trencadis_testing.kv_suite import ConnectorSuite, twice
+from trencadis_testing.workloads import arrivals
 
 
 class Loop(ConnectorSuite):
@@ -30,15 +29,6 @@ class Closed:
             side.close = lambda name=name: self.closed.append(name)
 
 
-def test_prompts_come_again_under_other_names():
-    todo = arrivals(1, num_requests=3)
-    both = twice(todo)
-    assert [a.request.prompt_token_ids for a in both] == 2 * [a.request.prompt_token_ids for a in todo]
-    assert len({a.request.request_id for a in both}) == 6
-    assert both[3].step > todo[-1].step
-    assert again(todo, mark="x")[0].request.request_id.endswith(" x")
-
-
 def test_every_connector_is_closed_when_a_test_is_over():
     suite = Loop()
     pairs = [suite.make_one(), suite.harness().pair]
@@ -46,16 +36,6 @@ def test_every_connector_is_closed_when_a_test_is_over():
     suite.teardown_method()
     suite.teardown_method()
     assert [one.closed for one in counts] == [["scheduler", "worker"]] * 2
-
-
-def test_engines_have_the_clock_of_the_suite_and_their_own_connector():
-    suite = Loop()
-    todo = arrivals(2, num_requests=3)
-    with suite.engine(prefix_caching=False) as one:
-        assert one.clock is suite.clock
-        assert wrong_texts(one.serve(twice(todo)), twice(todo)) == []
-        assert one.books.num_loaded == one.books.num_loads > 0
-    assert suite.clock.now_s() > 0
 
 
 def test_engine_whose_cache_was_spoiled_is_a_failed_test_although_it_recovered():
@@ -118,7 +98,3 @@ def test_connector_that_tells_nothing_is_at_rest_once_it_counts_no_more():
     suite.settle(pair)
     suite.rest(pair)
     assert len(list(texts)) == 3
-
-
-def test_suites_have_attributes_that_the_command_line_can_set():
-    assert {"block_size", "loads_again", "has_threads"} <= set(vars(KVConnectorConformance))

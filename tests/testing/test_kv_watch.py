@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,98 +78,24 @@ def test_hit_of_which_the_engine_says_nothing_is_a_fault():
     assert books.faults() == ["hit 3 was neither loaded nor said to be of no use"]
 
 
-class Told(
-    KVSchedulerSide, SupportsHandover, SupportsRemotePrefill, SupportsLayerwise, SupportsStepTimes, SupportsMetrics
-):
-    """Notes every call."""
+CAPABILITIES = (SupportsHandover, SupportsRemotePrefill, SupportsLayerwise, SupportsStepTimes, SupportsMetrics)
+PUBLIC = {
+    name: method
+    for base in (KVSchedulerSide, *CAPABILITIES)
+    for name, method in vars(base).items()
+    if not name.startswith("_")
+}
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
 
-    def lookup(self, request, *, block_hashes, num_local_tokens):
-        self.calls.append("lookup")
-        return Lookup()
+def told() -> Any:
+    """Return a scheduler side that notes every call and answers with its name."""
+    calls: list[str] = []
 
-    def on_unused(self, transfer_id):
-        self.calls.append("on_unused")
+    def noting(name: str) -> Callable[..., str]:
+        return lambda *_, **__: calls.append(name) or name
 
-    def on_allocated(self, transfer_id, *, blocks, block_hashes):
-        self.calls.append("on_allocated")
-
-    def on_computed(self, *, blocks, block_hashes):
-        self.calls.append("on_computed")
-
-    def on_finished(self, request, *, blocks):
-        self.calls.append("on_finished")
-
-    def finished_params(self, request) -> Mapping[str, Any] | None:
-        self.calls.append("finished_params")
-        return {"a": 1}
-
-    def on_cache_hit(self, request, *, num_tokens):
-        self.calls.append("on_cache_hit")
-
-    def on_rejected(self, transfer_params):
-        self.calls.append("on_rejected")
-
-    def on_cancelled(self, transfer_id):
-        self.calls.append("on_cancelled")
-
-    def take_message(self):
-        self.calls.append("take_message")
-        return b"message"
-
-    def on_report(self, report):
-        self.calls.append("on_report")
-
-    def on_failed(self, request, failed):
-        self.calls.append("on_failed")
-        return "retry"
-
-    def on_ready(self, layout):
-        self.calls.append("on_ready")
-
-    def on_abandoned(self, request):
-        self.calls.append("on_abandoned")
-
-    def on_role(self, role):
-        self.calls.append("on_role")
-
-    def on_waker(self, wake):
-        self.calls.append("on_waker")
-
-    def take_requests(self):
-        self.calls.append("take_requests")
-        return ["request"]
-
-    def take_withdrawn(self):
-        self.calls.append("take_withdrawn")
-        return ["withdrawn"]
-
-    def on_layerwise(self, transfer_id):
-        self.calls.append("on_layerwise")
-
-    def on_sampling(self, terms):
-        self.calls.append("on_sampling")
-
-    def on_request_token(self, request_id, first):
-        self.calls.append("on_request_token")
-
-    def on_request_ended(self, request_id, *, transfer_params, error):
-        self.calls.append("on_request_ended")
-
-    def on_backlog(self, num_tokens):
-        self.calls.append("on_backlog")
-
-    def on_step(self, *, num_tokens, device_s):
-        self.calls.append("on_step")
-
-    def metrics(self):
-        self.calls.append("metrics")
-        return "text"
-
-    def close(self):
-        self.calls.append("close")
+    members = {name: noting(name) for name in PUBLIC}
+    return type("Told", (KVSchedulerSide, *CAPABILITIES), {**members, "calls": calls})()
 
 
 class ToldWorker(QuietWorker):
@@ -188,45 +115,36 @@ class ToldWorker(QuietWorker):
 
 
 def test_layers_of_the_worker_side_reach_it():
-    told = ToldWorker()
-    worker = watched(ConnectorPair(scheduler=Told(), worker=told))[0].worker
+    worker_side = ToldWorker()
+    worker = watched(ConnectorPair(scheduler=told(), worker=worker_side))[0].worker
     worker.expect_layers()
     assert worker.wants_layers is True
     assert worker.wait_layer(2, budget_s=0.5) is False
-    assert told.calls == ["expect_layers", ("wait_layer", 2, 0.5)]
+    assert worker_side.calls == ["expect_layers", ("wait_layer", 2, 0.5)]
 
 
-def test_every_call_reaches_the_connector():
-    told, request = Told(), Request(request_id="a", prompt_token_ids=(1,))
-    pair, _ = watched(ConnectorPair(scheduler=told, worker=LoopConnector().worker))
-    side: Any = pair.scheduler
-    side.lookup(request, block_hashes=(), num_local_tokens=0)
-    side.on_allocated(1, blocks=(), block_hashes=())
-    side.on_unused(2)
-    side.on_layerwise(1)
-    side.on_computed(blocks=(), block_hashes=())
-    side.on_cache_hit(request, num_tokens=4)
-    side.on_finished(request, blocks=())
-    assert side.finished_params(request) == {"a": 1}
-    side.on_rejected({})
-    side.on_cancelled(1)
-    assert side.take_message() == b"message"
-    side.on_report(ConnectorReport())
-    assert side.on_failed(request, FAILED) == "retry"
-    side.on_ready(None)
-    side.on_abandoned(request)
-    side.on_sampling(None)
-    side.on_role("prefill")
-    side.on_waker(print)
-    assert (side.take_requests(), side.take_withdrawn()) == (["request"], ["withdrawn"])
-    side.on_request_token("a", None)
-    side.on_request_ended("a", transfer_params=None, error="")
-    side.on_backlog(7)
-    side.on_step(num_tokens=1, device_s=0.1)
-    assert side.metrics() == "text"
-    side.close()
-    public = {name for base in Told.__bases__ for name in vars(base) if not name.startswith("_")}
-    assert set(told.calls) == public, "a method of the contract is not passed on"
+def test_every_call_reaches_the_connector_and_its_answer_comes_back():
+    side, request = told(), Request(request_id="a", prompt_token_ids=(1,))
+    given = {
+        "request": request,
+        "transfer_id": 1,
+        "blocks": (),
+        "block_hashes": (),
+        "num_local_tokens": 0,
+        "num_tokens": 4,
+        "report": ConnectorReport(),
+        "failed": FAILED,
+    }
+    watcher = watched(ConnectorPair(scheduler=side, worker=LoopConnector().worker))[0].scheduler
+    side.lookup = lambda *_, **__: side.calls.append("lookup") or Lookup()
+    for name, method in PUBLIC.items():
+        parameters = inspect.signature(method).parameters.values()
+        known = [one for one in parameters if one.name != "self"]
+        places = [given.get(one.name) for one in known if one.kind is one.POSITIONAL_OR_KEYWORD]
+        named = {one.name: given.get(one.name) for one in known if one.kind is one.KEYWORD_ONLY}
+        answer = getattr(watcher, name)(*places, **named)
+        assert answer in (name, None) or name == "lookup", name
+    assert set(side.calls) == set(PUBLIC), "a method of the contract is not passed on"
 
 
 def test_it_has_the_capabilities_of_the_connector_and_no_others():

@@ -9,10 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.mutants import broken, leaves_a_thread, proofs
 from trencadis.interfaces import Observer
-from trencadis.records import FinishReason, StepStats
+from trencadis.records import StepStats
 from trencadis_kv.store.counters import TransferCounters
 from trencadis_server.http_metrics import HttpMetrics
-from trencadis_testing.observer import SAMPLE_STEPS, SHOWN_METRICS, ObserverConformance, finished_sequence, step_stats
+from trencadis_testing.observer import SAMPLE_STEPS, SHOWN_METRICS, ObserverConformance, step_stats
 
 
 class Totals(Observer):
@@ -160,12 +160,6 @@ def test_step_stats_are_zero_but_for_what_is_given():
     assert {name: value for name, value in values.items() if value} == {"step": 4, "device_s": 0.5}
     types = {field.name: str(field.type).partition("[")[0] for field in attrs.fields(StepStats)}
     assert {name: type(value).__name__ for name, value in values.items()} == types
-
-
-def test_finished_sequence_has_the_tokens_and_the_reason_asked_for():
-    finished = finished_sequence(num_output_tokens=3, reason=FinishReason.LENGTH)
-    assert finished.token_ids.tolist() == [0, 1, 2]
-    assert (finished.finish_reason, finished.first_token_s) == (FinishReason.LENGTH, None)
 
 
 def test_sample_steps_are_in_order_of_time_and_reach_every_field():

@@ -16,16 +16,6 @@ def test_simulated_clock_stands_at_zero_until_told(simulated_clock):
     assert simulated_clock.now_s() == 1.5
 
 
-def test_simulated_clock_is_new_in_every_test(simulated_clock):
-    assert simulated_clock.now_s() == 0.0
-
-
-def test_fake_backend_is_a_backend(fake_backend):
-    from trencadis.interfaces import Backend
-
-    assert isinstance(fake_backend, Backend)
-
-
 def test_registry_holds_no_plugin_that_happens_to_be_installed(trencadis_registry):
     from trencadis.hookspecs import NOUNS
 
@@ -55,34 +45,6 @@ def test_plugin_loads_nothing_of_trencadis_at_start_up():
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "core")}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")
-
-
-@pytest.mark.slow
-def test_suite_runs_under_pytest_from_another_project(tmp_path):
-    """The whole of what an author writes: one test module, and no configuration."""
-    (tmp_path / "test_mine.py").write_text(
-        "from trencadis.interfaces import EvictionPolicy\n"
-        "from trencadis_testing import EvictionConformance\n"
-        "class Mine(EvictionPolicy):\n"
-        "    def __init__(self): self.blocks = {}\n"
-        "    def on_free(self, blocks, *, depths, now_s): self.blocks.update(dict.fromkeys(blocks))\n"
-        "    def on_hit(self, blocks, *, now_s): [self.blocks.pop(block) for block in blocks]\n"
-        "    def victims(self, num_blocks): return [self.blocks.popitem()[0] for _ in range(num_blocks)]\n"
-        "    def forget(self, blocks): pass\n"
-        "class TestMine(EvictionConformance):\n"
-        "    make = Mine\n"
-        "def test_fixture(simulated_clock): assert simulated_clock.now_s() == 0\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "core"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "trencadis_testing.pytest_plugin", "-p", "no:cacheprovider"]
-    run = subprocess.run(
-        [*command, "test_mine.py"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 1, run.stdout + run.stderr
-    assert "FAILED test_mine.py::TestMine::test_forgotten_blocks_are_no_candidates[2]" in run.stdout
-    assert "AssertionError: a forgotten block was evicted" in run.stdout
-    passed = {"test_fixture", "test_hit_blocks_are", "test_empty_calls_are", "test_same_calls_give"}
-    assert not [name for name in passed if name in run.stdout]
 
 
 @pytest.mark.slow

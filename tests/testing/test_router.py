@@ -9,7 +9,7 @@ import numpy as np
 
 from support.mutants import broken, leaves_a_thread, proofs
 from trencadis.interfaces import Move, Router, SupportsMoves
-from trencadis_testing.router import RouterConformance, live_requests, replica_views, routing_request
+from trencadis_testing.router import RouterConformance, routing_request
 
 
 class Fewest(Router):
@@ -219,18 +219,6 @@ MUTANTS = {
 }
 
 test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(RouterConformance, MUTANTS)
-
-
-def test_views_are_what_was_asked_for():
-    views = replica_views([3, 1], num_waiting=[2, 0], kv_usage=[0.5, 0.1], is_healthy=[True, False])
-    assert (views.num_running.tolist(), views.is_healthy.tolist()) == ([1, 1], [True, False])
-    assert views.hit_blocks.tolist() == [0, 0]
-
-
-def test_live_requests_are_what_was_asked_for():
-    live = live_requests([1, 0], num_output_tokens=[3, 0], is_movable=[False, True])
-    assert (live.num_prompt_tokens.tolist(), live.num_output_tokens.tolist()) == ([10, 10], [3, 0])
-    assert (live.is_movable.tolist(), live.tenants) == ([False, True], ("", ""))
 
 
 def test_prompts_that_begin_alike_share_hashes():

@@ -312,9 +312,3 @@ MUTANTS = {
 }
 
 test_suite_fails_what_is_broken, test_every_law_has_a_mutant = proofs(SpeculationConformance, MUTANTS)
-
-
-def test_a_view_has_the_slots_epochs_and_limits_asked_for():
-    view = draft_view([[1, 2], [3]], most=[0, 5], slots=[4, 2], epochs=[7, 8])
-    assert [tokens.tolist() for tokens in view.token_ids] == [[1, 2], [3]]
-    assert (view.slots.tolist(), view.epochs.tolist(), view.max_draft_tokens.tolist()) == ([4, 2], [7, 8], [0, 5])

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import SchedulingPolicy
 from trencadis_testing.engines import make_engine
 from trencadis_testing.workloads import arrivals, serve, wrong_texts
 
 
 def engine_of(clock, **options):
     return make_engine(clock=clock, num_blocks=60, max_num_seqs=4, max_num_batched_tokens=24, warmup=False, **options)
-
-
-def test_a_workload_is_a_function_of_its_seed():
-    assert arrivals(3) == arrivals(3)
-    assert arrivals(3) != arrivals(4)
 
 
 def test_a_workload_shares_prefixes_comes_in_order_and_has_names_of_its_own():
@@ -26,42 +19,10 @@ def test_a_workload_shares_prefixes_comes_in_order_and_has_names_of_its_own():
     assert max(starts.count(start) for start in starts) > 5
 
 
-def test_everything_that_is_served_has_the_text_of_the_fake_model():
-    clock, todo = SimulatedClock(), arrivals(1)
-    served = serve(engine_of(clock), clock, todo)
-    assert served.accepted == set(served.ends) == {a.request.request_id for a in todo}
-    assert (served.num_aborted, wrong_texts(served, todo)) == (0, [])
-
-
-def test_aborted_requests_are_not_expected_to_end():
-    clock, todo = SimulatedClock(), arrivals(1)
-    served = serve(engine_of(clock), clock, todo, abort_every=2)
-    assert served.num_aborted > 3
-    assert set(served.ends) >= served.accepted
-    assert wrong_texts(served, todo) == []
-
-
-def test_refused_requests_are_not_expected_to_end():
-    class Closed(SchedulingPolicy):
-        def admit(self, request, *, num_waiting, num_waiting_tokens):
-            return "closed" if num_waiting else ""
-
-    clock = SimulatedClock()
-    served = serve(engine_of(clock, policy=Closed()), clock, arrivals(2))
-    assert 0 < len(served.accepted) < 24
-
-
 def test_work_that_does_not_end_is_an_error():
     clock = SimulatedClock()
     with pytest.raises(AssertionError, match="after 3 steps"):
         serve(engine_of(clock), clock, arrivals(0), max_steps=3)
-
-
-def test_every_step_is_looked_at():
-    clock, seen = SimulatedClock(), []
-    serve(engine_of(clock), clock, arrivals(0, num_requests=2), after_step=lambda: seen.append(clock.now_s()))
-    assert len(seen) > 2
-    assert np.allclose(np.diff(seen), 0.05)
 
 
 def test_a_wrong_text_a_lost_request_and_a_failed_one_are_named():

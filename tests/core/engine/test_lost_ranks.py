@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.core.invariants import broken_invariants
@@ -111,6 +111,7 @@ def serve(executor: FakeExecutor, **options: Any) -> tuple[dict[str, Any], dict[
     return ended, embedded
 
 
+@settings(max_examples=40)
 @example(  # one that was preempted waits for its last token, which is lost
     losses={0, 50},
     num_blocks=18,

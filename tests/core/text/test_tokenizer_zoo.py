@@ -15,7 +15,7 @@ def test_an_entry_of_the_zoo_is_what_it_says(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_entry_is_what_it_says(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path)
