@@ -98,12 +98,6 @@ def test_another_process_writes_and_the_last_is_readable_when_it_has_ended():
     assert reading.called == " while policy X was being called"
 
 
-def test_numbers_that_mean_nothing_are_read_as_nothing():
-    view = ActivityView()
-    os.pwrite(view.file, (10**12).to_bytes(8, "little") * 8, 0)
-    assert view.read().phase is EnginePhase.STARTING
-
-
 def test_how_far_a_warm_up_is_can_be_read_and_is_progress():
     activity, view = shared()
     activity.begin(EnginePhase.COMPILING)

@@ -29,17 +29,6 @@ def test_what_is_kept_comes_back_and_is_this_users_alone(tmp_path: Path, content
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_content_takes_the_place_of_older_content(tmp_path: Path) -> None:
-    keep(tmp_path / "one", b"old", max_bytes=LARGE)
-    keep(tmp_path / "one", b"new", max_bytes=LARGE)
-    assert kept(tmp_path / "one") == b"new"
-
-
-def test_what_is_not_there_is_none(tmp_path: Path) -> None:
-    assert kept(tmp_path / "one") is None
-    assert kept(tmp_path) is None
-
-
 @pytest.mark.parametrize("at", [0, 3, 5, -1])
 def test_a_damaged_file_is_none(tmp_path: Path, at: int) -> None:
     file = tmp_path / "one"

@@ -41,12 +41,6 @@ def test_long_work_says_now_and_then_how_far_it_is(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_work_that_raises_is_not_reported_as_done(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="trencadis"), pytest.raises(KeyError), track("Eating", show=False):
-        raise KeyError
-    assert caplog.records == []
-
-
 def test_a_bar_counts_on_standard_error_and_logs_nothing(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,18 +76,6 @@ def test_a_table_in_a_file_is_plain_and_aligned() -> None:
     out = io.StringIO()
     print_table(HEADINGS, ROWS, stream=out)
     assert out.getvalue().splitlines() == ["name    meaning", "a       first [red] one", "longer"]
-
-
-def test_a_table_on_a_terminal_shows_brackets_as_they_are() -> None:
-    out = Terminal()
-    print_table(HEADINGS, ROWS, stream=out)
-    assert "first [red] one" in out.getvalue()
-    assert "longer" in out.getvalue()
-
-
-def test_a_table_goes_to_standard_output_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(HEADINGS, [])
-    assert capsys.readouterr().out == "name  meaning\n"
 
 
 def on_columns(columns: int, headings: tuple[str, ...], rows: list[tuple[str, ...]], monkeypatch) -> list[str]:

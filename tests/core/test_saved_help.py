@@ -54,12 +54,6 @@ def test_an_installed_package_makes_another_text(environ: dict[str, str], plugin
     assert saved(environ) == ""
 
 
-def test_a_removed_plugin_makes_another_text(environ: dict[str, str], plugin: Path) -> None:
-    keep("usage", environ)
-    (plugin / "plugin_of_help.py").unlink()
-    assert saved(environ) == ""
-
-
 def test_variables_of_ours_may_block_plugins(environ: dict[str, str]) -> None:
     keep("usage", environ)
     blocking = {**environ, "TRENCADIS_BLOCKED_PLUGINS": "torch"}

@@ -29,13 +29,6 @@ def test_the_explanation_is_also_json(capsys):
     assert rows["engine.warmup"]["source"] == "flag --engine.warmup"
 
 
-def test_the_explanation_is_what_comes_without_a_flag(capsys):
-    main(["config"])
-    plain = capsys.readouterr().out
-    main(["config", "--explain"])
-    assert capsys.readouterr().out == plain
-
-
 @pytest.mark.parametrize("form", ["--explain", "--json"])
 def test_a_wrong_component_name_is_explained_and_then_refused(capsys, form):
     assert main(["config", form, "--bucketing.name", "exponentail"]) == 2
@@ -91,8 +84,3 @@ def test_flag_names_are_printed_one_a_line(capsys):
     flags = capsys.readouterr().out.splitlines()
     assert flags == sorted(flags)
     assert "--bucketing.exponential.max-batch-size" in flags
-
-
-def test_two_pages_at_once_are_refused(capsys):
-    assert main(["config", "--flags", "--reference"]) == 2
-    assert "not allowed with argument --flags" in capsys.readouterr().err

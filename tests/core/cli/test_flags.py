@@ -111,10 +111,6 @@ def test_short_forms_are_in_the_help_and_in_suggestions():
     assert 'Did you mean "--port"?' in _said(parser.parse, ["--prot", "3"])
 
 
-def test_a_command_without_short_forms_does_not_speak_of_them(parser):
-    assert "short form" not in parser.format_help()
-
-
 @pytest.mark.parametrize(
     ("line", "flags", "rest"),
     [

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,7 +11,7 @@ import pytest
 from trencadis.cli import generate_command
 from trencadis.client.llm import LLM
 from trencadis.config import Config
-from trencadis.errors import InvalidRequestError, PromptTooLongError, StepFailedError
+from trencadis.errors import PromptTooLongError, StepFailedError
 from trencadis.records import SamplingParams
 from trencadis.registry import Registry
 from trencadis.text import Tokenizer
@@ -57,23 +54,6 @@ def test_json_has_text_tokens_prompt_and_reason(generate: Callable[..., str], to
     assert "Hello there" + record["text"] == tokenizer.decode([*prompt, *tokens], skip_special_tokens=True)
 
 
-def test_json_has_the_logprobs_that_were_asked_for(generate: Callable[..., str]) -> None:
-    record = json.loads(
-        generate("--max-tokens", "2", "--json", "--logprobs", "1", "--prompt-logprobs", "0", "Hello there")
-    )
-    assert [entry["token_id"] for entry in record["logprobs"]] == record["token_ids"]
-    assert [len(entry["top_token_ids"]) for entry in record["logprobs"]] == [1, 1]
-    assert [entry["token_id"] for entry in record["prompt_logprobs"]] == record["prompt_token_ids"][1:]
-
-
-def test_one_prompt_prints_its_text_and_no_more(generate: Callable[..., str], text_of: Callable[..., str]) -> None:
-    assert generate("Hello there", "--max-tokens", "5", "--no-stream") == text_of("Hello there", 5) + "\n"
-
-
-def test_a_stream_prints_the_same_text(generate: Callable[..., str], text_of: Callable[..., str]) -> None:
-    assert generate("Hello there", "--max-tokens", "5", "--stream") == text_of("Hello there", 5) + "\n"
-
-
 @pytest.mark.parametrize("how", ["--stream", "--no-stream"])
 def test_several_prompts_are_told_apart(generate: Callable[..., str], text_of: Callable[..., str], how: str) -> None:
     printed = generate("Hello", "Good bye", "--max-tokens", "3", how)
@@ -89,14 +69,6 @@ def test_several_completions_have_an_index_each(generate: Callable[..., str]) ->
 def test_the_score_of_the_best_is_printed_with_it(generate: Callable[..., str]) -> None:
     lines = generate("Hello", "--n", "2", "--best-of", "4", "--max-tokens", "3", "--json").splitlines()
     assert [(json.loads(line)["index"], json.loads(line)["score"]) for line in lines] == [(0, -1.0), (1, -1.0)]
-
-
-def test_a_dash_reads_one_prompt_from_each_line(
-    generate: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n\n  Bye\r\n"))
-    lines = generate("-", "--json", "--max-tokens", "1").splitlines()
-    assert [tokenizer.decode(json.loads(line)["prompt_token_ids"]) for line in lines] == ["Hello", "  Bye"]
 
 
 @pytest.mark.parametrize("how", ["--stream", "--no-stream"])
@@ -117,18 +89,6 @@ def test_the_command_is_reproducible_unless_told_otherwise(
     assert seen[2] == SamplingParams(seed=None, temperature=0, min_p=0.1, max_tokens=2)
 
 
-def test_help_says_that_the_seed_is_fixed() -> None:
-    parser = argparse.ArgumentParser()
-    generate_command.add_arguments(parser)
-    assert "the seed is 0 unless --seed says otherwise" in " ".join(parser.format_help().split())
-
-
-def test_a_file_is_part_of_the_prompt(generate: Callable[..., str], tokenizer: Tokenizer, tmp_path: Path) -> None:
-    (tmp_path / "long.txt").write_text("Good day\nto you", encoding="utf-8")
-    record = json.loads(generate("Repeat:", "--file", str(tmp_path / "long.txt"), "--max-tokens", "1", "--json"))
-    assert tokenizer.decode(record["prompt_token_ids"]) == "Repeat:\nGood day\nto you"
-
-
 def test_speculation_is_summed_up_on_standard_error(
     fake_house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,11 +106,6 @@ def test_speculation_is_summed_up_on_standard_error(
     assert told.err.endswith("0 tokens drafted, 0 accepted; 1.00 tokens per step\n")
     assert "speculation some" in told.err
     assert "speculation" not in told.out
-
-
-def test_no_prompt_is_an_error_in_words(generate: Callable[..., str]) -> None:
-    with pytest.raises(InvalidRequestError, match="no prompt"):
-        generate()
 
 
 @pytest.mark.parametrize("flag", ["--stream", "--no-stream"])

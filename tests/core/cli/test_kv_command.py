@@ -135,11 +135,3 @@ def test_blocks_of_other_users_are_left_out_unless_they_are_trusted(blocks, caps
     assert json.loads(capsys.readouterr().out) == []
     assert run("show", blocks.directory.root, "--json", "--trust-others") == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
-
-
-def test_help_needs_no_plugin_and_no_configuration(monkeypatch, capsys):
-    monkeypatch.setenv("TRENCADIS_CONFIG", "/nowhere.toml")
-    assert run("--help") == 0
-    out = capsys.readouterr().out
-    assert "treat it like the prompts" in out
-    assert "--bucketing" not in out

@@ -67,11 +67,6 @@ def test_help_of_commands_that_resolve_a_plan_shows_the_flag_and_of_others_does_
         assert "--locked" not in capsys.readouterr().out
 
 
-def test_a_file_that_cannot_be_written_is_named(capsys) -> None:
-    assert main(["lock", "--out", "no/such/folder.lock"]) == 2
-    assert "--out no/such/folder.lock: No such file or directory." in capsys.readouterr().err
-
-
 def test_a_hub_id_without_a_commit_is_warned_about(capsys) -> None:
     assert main(["lock", "--model.path", "some/model"]) == 0
     assert "set model.revision to a commit" in capsys.readouterr().err

@@ -46,15 +46,6 @@ def test_a_run_of_one_seed_says_so_and_a_recorded_trace_has_none(capsys, tmp_pat
     assert "One seed: which drafts are right were drawn" in simulated(capsys, "--workload", str(trace), *drafts)
 
 
-def test_rows_of_requests_are_written(capsys, tmp_path: Path) -> None:
-    file = tmp_path / "out.csv"
-    simulated(capsys, "--requests", str(file))
-    with file.open() as stream:
-        rows = list(csv.DictReader(stream))
-    assert len(rows) == 40
-    assert float(rows[0]["finished_s"]) > float(rows[0]["first_token_s"]) > float(rows[0]["sent_s"])
-
-
 def test_events_come_from_a_file_and_a_wrong_one_is_refused_in_words(capsys, tmp_path: Path) -> None:
     file = tmp_path / "events.toml"
     file.write_text('[[event]]\ntime_s = 1.0\nreplica = 1\nkind = "drain"\n')

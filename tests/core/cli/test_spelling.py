@@ -8,7 +8,7 @@ import pytest
 
 from docs_pages.configuration import built_in_settings
 from trencadis.cli import main
-from trencadis.cli.spelling import clear_keys, refuse_foreign_flags, whole_flags
+from trencadis.cli.spelling import refuse_foreign_flags, whole_flags
 from trencadis.config import Setting
 from trencadis.errors import ConfigError
 from trencadis.other_engines import counterparts, sections
@@ -73,13 +73,6 @@ def test_every_flag_may_be_written_without_its_table_where_its_key_is_in_one_onl
 )
 def test_a_clear_key_gets_its_table(line: list[str], expected: list[str]) -> None:
     assert whole(*line) == expected
-
-
-def test_clear_keys_are_those_that_are_taken() -> None:
-    taken = set(clear_keys(SETTINGS))
-    assert all(whole(flag) != [flag] for flag in taken if not counterparts(flag))
-    assert {"--max-num-seqs", "--max-model-len"} <= taken
-    assert not {"--api-keys", "--victim"} & taken
 
 
 def test_every_flag_of_another_engine_is_taken_or_answered() -> None:

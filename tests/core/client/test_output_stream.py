@@ -32,20 +32,6 @@ def test_a_slow_reader_is_given_the_newest_output_once() -> None:
     assert asyncio.run(read()) == "new"
 
 
-def test_a_stream_is_empty_until_there_is_an_output_or_an_error() -> None:
-    async def read() -> list[bool]:
-        stream = OutputStream(asyncio.get_running_loop())
-        seen = [stream.is_empty]
-        stream.put(output("a"))
-        seen.append(stream.is_empty)
-        stream.take()
-        seen.append(stream.is_empty)
-        stream.fail(KeyError("gone"))
-        return [*seen, stream.is_empty]
-
-    assert asyncio.run(read()) == [True, False, True, False]
-
-
 def test_an_error_is_raised_now_and_ever_after() -> None:
     async def read() -> None:
         stream = OutputStream(asyncio.get_running_loop())

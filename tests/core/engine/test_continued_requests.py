@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis.errors import ContinuationError, PromptTooLongError, RequestRefusedError
+from trencadis.errors import ContinuationError, RequestRefusedError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import FinishReason, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
@@ -87,11 +87,4 @@ def test_one_whose_sampler_keeps_more_than_tokens_is_refused_unless_it_has_none(
         engine.add(continued(3, mirostat_mode=2))
     engine.add(continued(0, mirostat_mode=2))
     assert drain(engine)["r"].token_ids.tolist() == TEXT
-    engine.close()
-
-
-def test_prompt_and_output_together_have_to_fit() -> None:
-    engine = make_engine(num_blocks=4, backend=FakeBackend(eos=-1))
-    with pytest.raises(PromptTooLongError):
-        engine.add(continued(6))
     engine.close()

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from trencadis.interfaces import BucketingStrategy, PendingStep
-from trencadis.records import Batch, Bucket, BucketLimits, FinishReason, Request, SamplingParams, Shape, UnifiedBucket
+from trencadis.records import Batch, Bucket, BucketLimits, Request, SamplingParams, UnifiedBucket
 from trencadis_plugins.bucketing.exponential import Exponential
 from trencadis_plugins.bucketing.unified import Unified
-from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -73,16 +72,6 @@ def engine_of(layout: str, bucketing: BucketingStrategy | None = None, **options
     return make_engine(executor=executor, bucketing=bucketing, **sizes), executor
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("layout", ["padded", "unified"])
-def test_texts_are_those_of_each_prompt_alone(layout: str, overlap: bool) -> None:
-    engine, executor = engine_of(layout, async_scheduling=overlap)
-    assert serve(engine, prompts()) == expected(prompts())
-    assert engine.totals.num_failed_steps == 0
-    mixed = [batch for batch in executor.batches if len(batch) > 1]
-    assert bool(mixed) == (layout == "padded")  # a unified batch is one pass, whatever is in it
-
-
 def test_unified_passes_share_what_their_sequences_have_in_common() -> None:
     engine, executor = engine_of("unified")
     serve(engine, prompts())
@@ -116,48 +105,6 @@ def test_after_the_warm_up_no_unified_pass_is_in_a_bucket_that_was_not_prepared(
     assert prepared == set(bucketing.buckets(LIMITS))
     assert {bucket for batch in executor.batches for bucket in batch} <= prepared
     assert engine.totals.num_failed_steps == 0
-
-
-def test_drafts_are_verified_in_unified_passes() -> None:
-    asked = prompts(6)
-    texts = expected(asked)
-
-    def draft(known: Any) -> list[int]:
-        for name, prompt in asked.items():
-            if tuple(known[: len(prompt)].tolist()) == prompt:
-                done = len(known) - len(prompt)
-                # The second draft is wrong now and then.
-                right = texts[name][done : done + 3]
-                return [*right[:1], 96] if done % 3 else right
-        return []
-
-    speculator = ScriptedSpeculator(draft)
-    engine, executor = engine_of("unified", speculator=speculator)
-    assert serve(engine, asked) == texts
-    assert engine.totals.num_failed_steps == 0
-    assert 0 < speculator.num_accepted < speculator.num_drafted
-    assert sum(map(len, executor.batches)) == len(executor.batches)
-
-
-class Small(BucketingStrategy):
-    """Prepares passes of few tokens; else the exact shape."""
-
-    def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
-        return (UnifiedBucket(20, 64, 64, True), UnifiedBucket(1, 64, 64, False))
-
-    def bucket_for(self, shape: Shape) -> Bucket:
-        return next((bucket for bucket in self.buckets(LIMITS) if bucket.covers(shape)), None) or Bucket.of(shape)
-
-
-def test_request_that_fits_no_prepared_unified_bucket_ends_with_an_error_and_others_go_on() -> None:
-    engine, _ = engine_of("unified", Small(), on_miss="refuse")
-    asked = {"long": tuple(range(1, 41)), "short": SYSTEM_PROMPT}
-    for name, prompt in asked.items():
-        engine.add(Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=9)))
-    ended = drain(engine)
-    assert ended["long"].finish_reason is FinishReason.ERROR
-    assert "fits no prepared bucket" in ended["long"].error
-    assert ended["short"].token_ids.tolist() == fake_text(SYSTEM_PROMPT, 9, eos=-1)
 
 
 def test_strategy_that_knows_no_unified_shapes_is_replaced_by_its_fallback() -> None:

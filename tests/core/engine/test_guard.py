@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -158,20 +156,6 @@ class NeverPrefills(SchedulingPolicy):
         return 0
 
 
-class PausesEveryOtherStep(SchedulingPolicy):
-    num_calls = 0
-
-    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
-        self.num_calls += 1
-        return TokenSplit(decode=0, prefill=0) if self.num_calls % 2 else super().split(view, token_budget=token_budget)
-
-
-def test_policy_that_pauses_between_steps_is_left_alone() -> None:
-    engine = make_engine(policy=PausesEveryOtherStep(), async_scheduling=False)
-    engine.add(request("a"))
-    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
-
-
 @pytest.mark.parametrize("fallback", [False, True])
 def test_policy_that_schedules_nothing_is_replaced_or_named(fallback: bool) -> None:
     engine = make_engine(policy=NeverPrefills(), fallback=fallback)
@@ -225,30 +209,6 @@ def test_a_policy_that_wants_to_end_the_process_is_replaced(
     assert f"scheduling raised {type(error).__name__}" in caplog.text
 
 
-def test_ctrl_c_during_a_call_of_a_policy_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A shell may have started these tests with Ctrl-C ignored.
-    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
-    engine = make_engine(policy=Leaves(KeyboardInterrupt(), "order"), fallback=True)
-    engine.add(request("a"))
-    with pytest.raises(KeyboardInterrupt):
-        drain(engine)
-
-
-def test_an_interrupt_that_no_user_can_have_sent_is_the_policy_s() -> None:
-    """An engine's thread gets no Ctrl-C."""
-    texts: list[list[int]] = []
-
-    def run() -> None:
-        engine = make_engine(policy=Leaves(KeyboardInterrupt(), "order"), fallback=True)
-        engine.add(request("a"))
-        texts.append(drain(engine)["a"].token_ids.tolist())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert texts == [fake_text(PROMPT, 8)]
-
-
 class Floods(SchedulingPolicy):
     """Answers with more than anybody can print."""
 
@@ -297,27 +257,6 @@ def test_the_policy_that_is_being_called_can_be_read_from_outside() -> None:
     assert seen[0] == ("scheduling",)
     assert view.read().calls == ()
     view.close_file()
-
-
-def test_a_policy_that_fails_every_step_is_logged_with_one_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    engine = make_engine(policy=Raises())
-    for number in range(300):
-        engine.add(request(str(number)))
-        assert "KeyError: 'a bug in a plugin'" in drain(engine)[str(number)].error
-    assert caplog.text.count("Traceback") == 1
-    assert "scheduling raised KeyError: 'a bug in a plugin'. Mend or replace the component" in caplog.text
-    assert len(caplog.records) < 5
-
-
-@pytest.mark.parametrize("budget", [10**30, 1 << 40])
-def test_a_budget_beyond_the_step_s_is_the_step_s(budget: int) -> None:
-    class Generous(SchedulingPolicy):
-        def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
-            return TokenSplit(budget, budget)
-
-    engine = make_engine(policy=Generous())
-    engine.add(request("a"))
-    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
 
 
 # ------------------------------------------------------------------------------------------------- laws of the contracts

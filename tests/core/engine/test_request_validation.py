@@ -49,13 +49,6 @@ def test_request_that_is_refused_is_told_to_the_connector_whatever_the_reason() 
     assert told.rejected == [PARAMS] * 3
 
 
-def test_request_without_parameters_is_nobodys_business() -> None:
-    told = Told()
-    with pytest.raises(PromptTooLongError):
-        engine_of(told).add(request(num_tokens=40, transfer_params=None))
-    assert told.rejected == []
-
-
 def test_request_that_is_given_up_before_it_was_looked_up_is_told_and_later_ones_are_not() -> None:
     told = Told()
     engine = engine_of(told)
@@ -93,14 +86,6 @@ def test_what_was_aborted_is_not_held_and_says_nothing() -> None:
     drain(engine)
 
 
-def test_engine_without_a_connector_takes_parameters_and_does_nothing() -> None:
-    engine = make_engine(backend=FakeBackend(eos=-1))
-    engine.add(request())
-    assert drain(engine)["r"].transfer_params is None
-    with pytest.raises(PromptTooLongError):
-        engine.add(request(num_tokens=10_000))
-
-
 def test_connector_that_raises_costs_nothing() -> None:
     told = Told(holds=True)
 
@@ -122,8 +107,3 @@ def test_handover_without_a_connector_is_warned_of_once_and_served(caplog: pytes
     (warning,) = [one.getMessage() for one in caplog.records if one.name == "trencadis.engine"]
     assert "do_remote_decode, which has no effect: this engine has no KV connector" in warning
     assert set(drain(engine)) == {"a", "b"}
-
-
-def test_handover_with_a_connector_is_the_connectors_business(caplog: pytest.LogCaptureFixture) -> None:
-    engine_of(Told()).add(request(transfer_params={"do_remote_decode": True}))
-    assert not caplog.records

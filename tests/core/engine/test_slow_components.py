@@ -108,24 +108,6 @@ def test_what_is_slow_without_a_fallback_is_named_once_a_minute_and_goes_on(
     assert "took 5 s" in said[0]
 
 
-@pytest.mark.slow
-def test_an_order_of_a_long_queue_may_take_longer() -> None:
-    """It stands for as many steps as it may take budgets."""
-    clock = SimulatedClock()
-
-    class Sorts(SchedulingPolicy):
-        def order(self, view: SchedulerView) -> Any:
-            clock.advance(1e-4 * len(view.waiting))
-            return view.waiting[::-1].copy()
-
-    engine = make_engine(clock=clock, policy=Sorts(), fallback=True, max_num_seqs=1, num_blocks=64)
-    for number in range(20_000):
-        engine.add(request(str(number), 1))
-    for _ in range(3):
-        engine.step()
-    assert num_quarantined(engine) == 0
-
-
 @pytest.mark.parametrize("slow_part", ["speculator", "length"])
 def test_a_slow_drafter_without_a_fallback_ends_speculation_and_no_request(
     slow_part: str, caplog: pytest.LogCaptureFixture
@@ -153,20 +135,6 @@ def test_a_slow_drafter_without_a_fallback_ends_speculation_and_no_request(
     name = "drafter d took 20 s in propose()" if slow_part == "speculator" else "length l took 20 s in choose()"
     assert name in engine.stage("speculation").fault
     assert "Speculation goes off" in caplog.text
-
-
-def test_a_slow_shadow_is_asked_no_more() -> None:
-    from trencadis_stages.shadow.shadow import Shadow
-
-    clock = SimulatedClock()
-    parts = slow(clock, 5.0)["split"]
-    engine = make_engine(clock=clock)
-    meter = Meters(Config(), clock)("scheduling", "shadow s")
-    engine._policy.put_beside(Shadow("shadow s", parts["policy"], clock=clock, meter=meter))
-    engine.add(request())
-    drain(engine)
-    assert clock.now_s() == pytest.approx(5.0)
-    assert engine._policy.beside.fault.startswith("it took 5 s in split()")
 
 
 # --------------------------------------------------------------------------------------------------------- connectors
@@ -277,22 +245,6 @@ def test_a_slow_policy_is_made_anew_after_a_while_and_told_of_the_live_requests(
     assert guarded.num_quarantined == 1
     assert not guarded.is_replaced
     assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 200, eos=-1)
-
-
-def test_another_policy_that_is_put_in_force_meanwhile_stays() -> None:
-    clock = SimulatedClock()
-    SlowAtFirst.made.clear()
-    engine = make_engine(clock=clock, policy=SlowAtFirst(clock))
-    guarded = engine._policy
-    guarded._make_fallback = Fallback("plain", SchedulingPolicy, lambda: SlowAtFirst(clock))
-    engine.add(request("a", 4))
-    drain(engine)
-    chosen = SchedulingPolicy()
-    guarded.replace("chosen", chosen, None, name="chosen")
-    clock.advance(1000.0)
-    engine.add(request("b", 4))
-    drain(engine)
-    assert guarded.strategy is chosen
 
 
 def test_a_slow_drafter_drafts_again_after_a_while() -> None:

@@ -31,8 +31,3 @@ def test_what_cannot_be_searched_is_refused_by_name(given: dict[str, object], wo
 def test_all_beams_are_returned_unless_fewer_are_asked_for() -> None:
     assert BeamSearchParams(beam_width=3).num_returned == 3
     assert BeamSearchParams(beam_width=3, n=2).num_returned == 2
-
-
-def test_stop_tokens_may_be_any_iterable_or_none() -> None:
-    assert BeamSearchParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
-    assert BeamSearchParams(stop_token_ids=None).stop_token_ids == ()

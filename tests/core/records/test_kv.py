@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trencadis.records import KVLayout, KVPart, TransferCause
+from trencadis.records import KVLayout, KVPart
 
 
 def test_bytes_of_a_block_are_those_of_its_parts_times_its_tokens() -> None:
@@ -11,18 +11,3 @@ def test_bytes_of_a_block_are_those_of_its_parts_times_its_tokens() -> None:
     layout = KVLayout(parts=(keys, values), block_size=16, last_head=2, numerics="torch-cpu")
     assert (keys.token_bytes, values.token_bytes) == (32, 32)
     assert layout.block_bytes == 16 * 64
-
-
-def test_causes_are_their_own_words() -> None:
-    assert f"{TransferCause.CORRUPT}" == "corrupt"
-    assert {str(cause) for cause in TransferCause} == {
-        "evicted",
-        "deadline",
-        "unreachable",
-        "corrupt",
-        "incompatible",
-        "full",
-        "lost",
-        "raised",
-        "cancelled",
-    }

@@ -26,18 +26,6 @@ def test_the_first_of_each_are_taken():
     assert taken.token_ids.tolist() == [30, 10]
 
 
-def test_a_sequence_without_drafts_may_stand_among_others():
-    taken = CHAINS.take(ints(-1, 2, -1), ints(0, 2, 0))
-    assert taken.num_drafts.tolist() == [0, 2, 0]
-    assert taken.token_ids.tolist() == [30, 31]
-    assert taken.token_ids.dtype == np.int32
-
-
-def test_nothing_is_taken_of_nothing():
-    nothing = Drafts(num_drafts=ints(), token_ids=ints())
-    assert nothing.take(ints(-1, -1), ints(0, 0)).token_ids.tolist() == []
-
-
 def test_parents_and_rows_of_distributions_come_along():
     table = object()
     tree = Drafts(

@@ -24,11 +24,6 @@ def test_weights_and_targets_are_above_zero(field: str, value: float) -> None:
         Request(request_id="a", prompt_token_ids=(1,), **{field: value})
 
 
-def test_no_share_is_infinite() -> None:
-    with pytest.raises(InvalidRequestError, match="weight"):
-        Request(request_id="a", prompt_token_ids=(1,), weight=math.inf)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [

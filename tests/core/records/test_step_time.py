@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from trencadis.records import StepTime
@@ -12,10 +11,6 @@ MODEL = StepTime(base_s=0.01, token_s=0.0001, context_token_s=1e-6)
 
 def test_a_step_is_a_sum_of_three() -> None:
     assert MODEL.step_s(100.0, 5000) == pytest.approx(0.01 + 0.01 + 0.005)
-
-
-def test_an_array_of_tokens_gives_an_array_of_times() -> None:
-    assert MODEL.step_s(np.array([0.0, 50.0])).tolist() == pytest.approx([0.01, 0.015])
 
 
 @pytest.mark.parametrize("num_context_tokens", [0, 4000])

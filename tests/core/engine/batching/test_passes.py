@@ -192,12 +192,6 @@ def test_bucket_that_was_not_prepared_can_be_refused_each_time() -> None:
         assert passes.counts.num_unprepared == 1
 
 
-def test_ragged_pass_is_never_refused() -> None:
-    passes = planner("ragged", refuse=True)
-    passes.prepared((Bucket(1, 1, 1),))
-    assert passes.passes(plan([9], [1]), TABLES)
-
-
 SMALL, MIDDLING, LARGE = (Bucket(1, 1, count, Phase.DECODE) for count in (4, 8, 16))
 
 
@@ -237,12 +231,6 @@ def test_shape_that_a_covering_bucket_takes_is_a_fallback_that_was_prepared() ->
     passes.cover((SMALL,), (covering,))
     assert decode(passes, 17) == covering
     assert (passes.counts.num_fallbacks, passes.counts.num_unprepared) == (1, 0)
-
-
-def test_nothing_is_a_hit_or_a_fallback_without_a_table() -> None:
-    passes = planner()
-    decode(passes, 3)
-    assert (passes.counts.num_hits, passes.counts.num_fallbacks) == (0, 0)
 
 
 def test_pass_may_run_in_a_bucket_that_is_not_its_own() -> None:

@@ -47,17 +47,6 @@ def test_late_tokens_end_a_text_as_those_of_a_step_do(run, params, reason, stop)
         assert not state.slot_of
 
 
-def test_time_of_the_first_token_is_noted_once():
-    state, sequence, stop_check = waiting(max_tokens=9)
-    state.clock.source.advance(2.0)
-    state.clock.hold()
-    stop_check.append(sequence, np.array([9], np.int32))
-    state.clock.source.advance(2.0)
-    state.clock.hold()
-    stop_check.append(sequence, np.array([8], np.int32))
-    assert sequence.first_token_s == state.table.first_token_s[sequence.slot] == 2.0
-
-
 def test_newest_tokens_are_judged_each_for_its_own_sequence():
     engine = make_engine(backend=FakeBackend(eos=EOS))
     slots = [

@@ -113,12 +113,6 @@ def test_a_family_that_comes_in_two_parts_is_shown_once() -> None:
     assert shown.text == 'a{x="1"} 1\nb 1\n'
 
 
-def test_a_sum_of_another_histogram_is_taken() -> None:
-    shown = page()
-    assert shown.add("one", '# TYPE h histogram\nh_bucket{le="+Inf"} 1\nh_sum 1\nh_count 1\n')
-    assert not shown.add("two", "h_sum 1\n")
-
-
 LINES = st.lists(
     st.one_of(
         st.sampled_from(

@@ -69,13 +69,6 @@ def test_whatever_happens_between_it_is_a_permutation_in_which_those_that_stay_k
             before = order
 
 
-def test_a_queue_that_may_be_sorted_at_once_is_sorted_in_every_step() -> None:
-    queue, policy, kept = house(7, per_step=4)
-    for _ in range(5):
-        kept.order(view_of(queue))
-    assert policy.num_asked == 5
-
-
 def test_a_long_queue_is_sorted_once_in_so_many_steps_as_its_length_says() -> None:
     queue, policy, kept = house(12, per_step=4)
     for _ in range(9):

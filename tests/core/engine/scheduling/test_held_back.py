@@ -115,15 +115,6 @@ def test_the_wait_is_explained(engine: Engine) -> None:
     assert any("held it back in an earlier plan" in reason for reason in reasons)
 
 
-def test_few_are_all_asked_about() -> None:
-    table = SequenceTable()
-    held = HeldBack(table, num_asked=3)
-    for slot in (table.take_slot() for _ in range(3)):
-        held.add(slot)
-    order = np.arange(4, dtype=np.int32)
-    assert held.left_out(order)[0] is order
-
-
 def test_those_that_ran_or_left_are_forgotten() -> None:
     table = SequenceTable(capacity=4)
     held = HeldBack(table, num_asked=1)

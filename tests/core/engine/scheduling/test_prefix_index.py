@@ -98,17 +98,6 @@ def test_only_those_are_looked_up_again_whose_prefix_came_or_went(monkeypatch) -
     assert seen == waiting[1:2].tolist()
 
 
-def test_a_reset_of_the_cache_is_noticed() -> None:
-    engine = engine_of(async_scheduling=False)
-    add(engine, "warm", [1] * 9, max_tokens=1)
-    engine.step()
-    add(engine, "same", [1] * 9)
-    index, waiting = PrefixIndex(engine._state), engine._state.waiting.slots
-    assert index.num_blocks(waiting).tolist() == [2]
-    engine._state.blocks.reset_cache()
-    assert index.num_blocks(waiting).tolist() == [0]
-
-
 def test_watches_of_those_that_left_do_not_pile_up() -> None:
     engine = engine_of(async_scheduling=False)
     index = PrefixIndex(engine._state)

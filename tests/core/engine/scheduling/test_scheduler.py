@@ -62,17 +62,6 @@ def test_drafts_never_delay_a_prefill(budget: int) -> None:
     assert chunks(wrong) == chunks(None)
 
 
-def test_drafts_get_what_a_prefill_leaves_of_the_budget() -> None:
-    engine, executor = recorded(right, max_num_batched_tokens=8)
-    engine.add(request("a"))
-    while not executor.drafts or not executor.drafts[-1]:
-        engine.step()
-    engine.add(request("b", (5, 6, 7, 8, 9)))
-    engine.step()
-    assert sum(executor.tokens[-1].values()) == 8
-    assert executor.drafts[-1] == 8 - 5 - 1
-
-
 @pytest.mark.parametrize("num_blocks", [7, 9, 12])
 def test_drafts_preempt_nobody(num_blocks: int) -> None:
     """However short blocks are, as many sequences lose theirs as without drafts: wrong drafts change no plan but their own."""

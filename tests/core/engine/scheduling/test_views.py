@@ -49,15 +49,6 @@ def test_first_token_and_cached_tokens_are_there_once_they_are() -> None:
     assert view.num_cached_tokens[slot] == 20
 
 
-def test_a_slot_given_to_another_remembers_nothing() -> None:
-    engine = make_engine(backend=FakeBackend(eos=-1))
-    slot = engine.add(request("a", weight=3.0, ttft_target_s=1.0))
-    drain(engine)
-    assert engine.add(request("b")) == slot
-    view = view_of(engine)
-    assert (view.first_token_s[slot], view.weight[slot], view.ttft_target_s[slot]) == (np.inf, 1.0, np.inf)
-
-
 def test_every_column_is_read_only_and_stays_so() -> None:
     engine = make_engine()
     engine.add(request("a"))
@@ -118,11 +109,3 @@ def test_where_nothing_is_cached_no_prefix_is(option: dict[str, bool]) -> None:
     engine = make_engine(**option)
     engine.add(request("a"))
     assert waiting_prefixes(engine) == [0]
-
-
-def test_rows_that_are_free_are_counted() -> None:
-    engine = make_engine(max_num_seqs=3)
-    assert view_of(engine).num_free_rows == 3
-    engine.add(request("a"))
-    engine.step()
-    assert view_of(engine).num_free_rows == 2
