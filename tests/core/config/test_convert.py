@@ -19,6 +19,7 @@ class Size(enum.Enum):
     SMALL = 1
 
 
+@pytest.mark.representatives(100)
 @pytest.mark.parametrize(
     ("kind", "value", "typed"),
     [

@@ -31,6 +31,7 @@ def _said(error_type, call, *arguments):
 # ------------------------------------------------------------------------------------------------------- files
 
 
+@pytest.mark.representatives(10)
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -53,6 +54,8 @@ def test_yaml_gives_the_same_tables_as_toml(tmp_path):
     (tmp_path / "a.yaml").write_text("bucketing:\n  name: tiles\n  tiles: {limit: 3, colours: [red]}\n")
     (tmp_path / "a.toml").write_text('[bucketing]\nname = "tiles"\n[bucketing.tiles]\nlimit = 3\ncolours = ["red"]\n')
     assert read_file(tmp_path / "a.yaml") == read_file(tmp_path / "a.toml")
+    (tmp_path / "empty.yml").write_text("")
+    assert read_file(tmp_path / "empty.yml") == {}
 
 
 def test_yaml_without_pyyaml_says_what_to_install(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from trencadis.activity import ACTIVITY, ActivityView, EnginePhase
+from trencadis.clock import SimulatedClock
 from trencadis.interfaces import BucketingStrategy, SchedulerView, SchedulingPolicy
 from trencadis.records import Bucket, BucketLimits, Request, SamplingParams, Shape
 from trencadis_testing.doubles import ScriptedSpeculator
@@ -155,3 +157,20 @@ def test_no_limit_holds_while_buckets_are_prepared() -> None:
     make_engine(backend=Watched(layout="padded"), bucketing=OneBucket())
     assert seen == [EnginePhase.COMPILING]
     assert view.read().phase is EnginePhase.LOADING
+
+
+def test_starved_sequence_is_admitted_before_all_others() -> None:
+    class Youngest(SchedulingPolicy):
+        def order(self, view: SchedulerView):
+            return view.waiting[np.argsort(-view.arrival_s[view.waiting], kind="stable")]
+
+    clock = SimulatedClock()
+    engine = make_engine(policy=Youngest(), clock=clock, max_num_seqs=1, max_wait_s=5.0, async_scheduling=False)
+    order = []
+    engine.add(request("old", max_tokens=2))
+    for i in range(12):
+        clock.advance(1.0)
+        engine.add(request(f"new {i}", max_tokens=2))
+        order += [end.request_id for end in engine.step().finished]
+    assert "old" not in order[:2]
+    assert "old" in order

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,12 @@ def test_exactly_the_longest_suffix_that_could_begin_a_stop_string_is_held_back(
             return
         begun = [size for stop in stops for size in range(len(stop)) if text[:end].endswith(stop[:size])]
         assert passed == text[: end - max(begun)]
+
+
+@pytest.mark.parametrize("stops", [["b", "ab"], ["ab", "b"]])
+def test_of_two_that_end_together_the_longer_wins(stops: list[str]) -> None:
+    checker = StopChecker(stops)
+    assert (checker.feed("xab"), checker.matched) == ("x", "ab")
 
 
 def test_nothing_passes_after_a_match() -> None:

@@ -19,6 +19,7 @@ def waiting(**params):
     return state, state.table.sequence(slot), StopCheck(state)
 
 
+@pytest.mark.representatives(20)
 @pytest.mark.parametrize(
     ("run", "params", "reason", "stop"),
     [
