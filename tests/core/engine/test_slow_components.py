@@ -10,12 +10,10 @@ import pytest
 
 from support.kv.wild_connector import WildConnector, WildScheduler
 from trencadis.clock import SimulatedClock
-from trencadis.config.schema import Config
 from trencadis.engine.stage import Made
 from trencadis.faults import Fallback, switched_off
 from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy, SupportsHandover, TokenSplit
 from trencadis.records import Bucket, FinishReason, Request, SamplingParams, Shape
-from trencadis.registry.building import Meters
 from trencadis_testing.doubles import AsManyAsMay, ScriptedSpeculator
 from trencadis_testing.engines import ExactShapes, OldestFirst, drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
