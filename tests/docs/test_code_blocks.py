@@ -42,17 +42,11 @@ def ready_text(request: pytest.FixtureRequest) -> Callable[[Block], str]:
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.parametrize("block", parameters("python", first=True))
-def test_python_block_of_a_first_page_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
+@pytest.mark.parametrize("block", parameters("python"))
+def test_python_block_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
     result = python_blocks.run(ready_text(block), page_folder(block.page))
     assert result.returncode == 0, f"{result.output[-3000:]}\n{result.errors[-3000:]}"
     assert not block.output or shows(block.output, result.output), f"it prints:\n{result.output}"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("block", parameters("python"))
-def test_python_block_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
-    test_python_block_of_a_first_page_runs(block, page_folder, python_blocks, ready_text)
 
 
 def test_a_wrong_python_block_would_be_found(python_blocks, tmp_path: Path) -> None:
@@ -65,8 +59,8 @@ def test_a_wrong_python_block_would_be_found(python_blocks, tmp_path: Path) -> N
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.parametrize("block", parameters("sh", first=True))
-def test_commands_of_a_first_page_work(block: Block, page_folder, shell, ready_text, request) -> None:
+@pytest.mark.parametrize("block", parameters("sh"))
+def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text, request) -> None:
     result = shell(ready_text(block), page_folder(block.page))
     assert result.returncode == 0, f"{result.stdout[-1500:]}\n{result.stderr[-1500:]}"
     if block.output:
@@ -74,12 +68,6 @@ def test_commands_of_a_first_page_work(block: Block, page_folder, shell, ready_t
         if block.text.startswith("trencadis serve"):  # the server of the pages runs beside them
             printed = request.getfixturevalue("doc_server").printed()
         assert shows(block.output, printed), f"it prints:\n{printed}"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("block", parameters("sh"))
-def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text, request) -> None:
-    test_commands_of_a_first_page_work(block, page_folder, shell, ready_text, request)
 
 
 @pytest.mark.representatives(1000)
@@ -114,30 +102,24 @@ def test_every_output_follows_what_prints_it() -> None:
     assert shown == sum(bool(block.output) for block in BLOCKS if block.language in {"sh", "python"})
 
 
+STARTS = ("trencadis generate", "trencadis serve", "curl", "trencadis compare", "from trencadis import")
 FIRST_COMMANDS = {
-    "README.md": ("trencadis generate", "trencadis serve", "curl", "trencadis compare", "from trencadis import"),
-    "docs/index.md": ("trencadis generate", "trencadis serve", "curl", "trencadis compare", "from trencadis import"),
-    "docs/learn/quickstart.md": (
-        "trencadis generate",
-        "trencadis serve",
-        "curl",
-        "from trencadis import",
-        "from openai",
-    ),
+    "README.md": STARTS,
+    "docs/index.md": STARTS,
+    "docs/learn/quickstart.md": (*STARTS[:3], "from trencadis import", "from openai"),
 } | {str(page.relative_to(ROOT)): ("",) for page in (ROOT / "docs/gallery").glob("*.md") if page.stem != "index"}
 
 
-@pytest.mark.representatives(1000)
-@pytest.mark.parametrize("page", FIRST_COMMANDS)
-def test_what_a_newcomer_types_first_has_its_output_below_it(page: str) -> None:
-    blocks = [block for block in BLOCKS if block.page == page and block.language in {"sh", "python"}]
-    for start in FIRST_COMMANDS[page]:
-        first = next(block for block in blocks if block.text.startswith(start))
-        assert first.output, f"{page}:{first.line}"
+def test_what_a_newcomer_types_first_has_its_output_below_it() -> None:
+    for page, starts in FIRST_COMMANDS.items():
+        blocks = [block for block in BLOCKS if block.page == page and block.language in {"sh", "python"}]
+        for start in starts:
+            first = next(block for block in blocks if block.text.startswith(start))
+            assert first.output, f"{page}:{first.line}"
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.parametrize("block", [*parameters("toml", first=True), *parameters("toml")])
+@pytest.mark.parametrize("block", parameters("toml", others=pytest.mark.slow))
 def test_toml_block_is_a_configuration_a_workload_events_drafts_a_device_sheet_or_a_part_of_pyproject(
     block: Block, tmp_path: Path
 ) -> None:
@@ -147,29 +129,24 @@ def test_toml_block_is_a_configuration_a_workload_events_drafts_a_device_sheet_o
     from trencadis_tools.simulation.step_times import read_sheet_file
     from trencadis_tools.workloads.workload_file import read_recipe
 
-    if tomllib.loads(block.text).keys() <= PACKAGING_TABLES:
-        return
-    path = tmp_path / "config.toml"
+    path, tables = tmp_path / "config.toml", tomllib.loads(block.text).keys()
     path.write_text(block.text)
+    if tables <= PACKAGING_TABLES:
+        return
     if block.page == "docs/do/workloads.md":
         read_recipe(str(path))
-        return
-    if "event" in tomllib.loads(block.text):
+    elif "event" in tables:
         assert read_events(path)
-        return
-    if block.text.startswith("# drafts.toml"):
+    elif block.text.startswith("# drafts.toml"):
         assert load_drafts(str(path))
-        return
-    if "flops" in tomllib.loads(block.text):
+    elif "flops" in tables:
         assert read_sheet_file(path)
-        return
-    load_with_plugins(file=path, environ={})
+    else:
+        load_with_plugins(file=path, environ={})
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.parametrize(
-    "block", [*parameters("json", "jsonl", "yaml", "ini", first=True), *parameters("json", "jsonl", "yaml", "ini")]
-)
+@pytest.mark.parametrize("block", parameters("json", "jsonl", "yaml", "ini", others=pytest.mark.slow))
 def test_data_block_can_be_read(block: Block) -> None:
     if block.language == "yaml":
         yaml = pytest.importorskip("yaml", reason="PyYAML comes with transformers")
@@ -198,12 +175,7 @@ def test_no_fence_escapes_the_reader() -> None:
 
 def test_readme_sets_up_shows_the_main_job_and_tests() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for command in (
-        "pip install -e .\n",
-        "trencadis generate ",
-        "trencadis serve",
-        'pip install -e ".[dev]" && pytest',
-    ):
+    for command in ("pip install -e .\n", "trencadis generate ", 'pip install -e ".[dev]" && pytest'):
         assert command in text
     assert len(text.splitlines()) <= 127, "the README is one screen of truth"
 
@@ -226,7 +198,7 @@ def test_a_wrong_command_would_be_found(shell, tmp_path: Path) -> None:
     assert shell("curl http://127.0.0.1:9/health", tmp_path).returncode != 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_store_of_its_page_serves_by_import_path(page_folder) -> None:
     page = "docs/plugins/kv_connector.md"
     (command,) = [

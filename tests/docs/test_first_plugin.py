@@ -11,16 +11,7 @@ from support.fresh_venv import FreshVenv
 
 PAGE = ROOT / "docs/plugins/index.md"
 OF_EXTRAS = {
-    "hatchling",
-    "llguidance",
-    "matplotlib",
-    "mypy",
-    "openai",
-    "pytest-xdist",
-    "redis",
-    "ruff",
-    "scipy",
-    "zstandard",
+    *("hatchling", "llguidance", "matplotlib", "mypy", "openai", "pytest-xdist", "redis", "ruff", "scipy", "zstandard"),
 }
 """Distributions that other extras than `test` bring: a reader of the page does not have them."""
 
@@ -52,7 +43,7 @@ class Reader:
         path.write_text(text, encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # its names: test_names_on_pages.py; a new package in such an environment: trencadis_tools/new_plugin
 def test_a_reader_who_types_the_page_ends_with_a_plugin_that_works(tmp_path: Path) -> None:
     venv = FreshVenv.make(tmp_path / "venv", extras=("test",))
     assert not venv.installed() & {*OF_EXTRAS, "hypothesis", "pytest"}

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = (
-    pytest.mark.slow
-)  # twenty seconds for the build; blocks, words and generated pages are looked at without it
+pytestmark = pytest.mark.slow  # blocks, words and generated pages are looked at without the build
 
 ROOT = Path(__file__).parents[2]
 LOADING = re.compile(
@@ -36,26 +34,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "html"
 
 
-def test_site_has_its_shelves(site: Path) -> None:
+def test_site_has_its_shelves_and_loads_nothing_from_another_host(site: Path) -> None:
     front = (site / "index.html").read_text(encoding="utf-8")
     for shelf in ("Learn", "Serve", "Move", "Operate", "Devices", "Speed", "Laboratory", "Know", "Why"):
         assert f">{shelf}<" in front
     pages = {str(path.relative_to(ROOT / "docs").with_suffix(".html")) for path in (ROOT / "docs").rglob("*.md")}
     assert pages - {"decisions/0000-template.html"} <= {str(path.relative_to(site)) for path in site.rglob("*.html")}
-
-
-def test_pages_load_nothing_from_another_host(site: Path) -> None:
-    for page in site.rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
-        assert not LOADING.findall(text), page.name
-        assert not STYLE.findall(text), page.name
-
-
-def test_styles_load_nothing_from_another_host(site: Path) -> None:
-    styles = list(site.rglob("*.css"))
-    assert styles
-    for style in styles:
-        assert not STYLE.findall(style.read_text(encoding="utf-8")), style.name
+    for file in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        text = file.read_text(encoding="utf-8")
+        assert not STYLE.findall(text), file.name
+        assert file.suffix == ".css" or not LOADING.findall(text), file.name
+    concepts = (site / "why/concepts.html").read_text(encoding="utf-8")
+    picture = concepts[concepts.index('<svg class="life"') :].partition("</svg>")[0]
+    assert all(part in picture for part in ("<title", "<desc", "currentColor"))
+    assert not re.search(r'(?:fill|stroke)="#', picture)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +68,3 @@ def test_a_font_of_another_host_would_be_found() -> None:
     assert not LOADING.search(
         '<a href="https://example.org">to read</a><link rel="canonical" href="https://example.org">'
     )
-
-
-def test_the_picture_has_a_text_and_takes_the_colours_of_the_page(site: Path) -> None:
-    text = (site / "why/concepts.html").read_text(encoding="utf-8")
-    picture = text[text.index('<svg class="life"') :].partition("</svg>")[0]
-    assert "<title" in picture
-    assert "<desc" in picture
-    assert "currentColor" in picture
-    assert not re.search(r'(?:fill|stroke)="#', picture)

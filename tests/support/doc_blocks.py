@@ -79,14 +79,11 @@ FIRST_PAGES = {"README.md", "docs/index.md", "docs/learn/quickstart.md", "docs/l
 """Pages whose blocks every tier runs. A page's blocks stay together: later ones use what earlier ones wrote."""
 
 
-def parameters(*languages: str, first: bool = False) -> list[pytest.param]:
+def parameters(*languages: str, others: pytest.MarkDecorator = pytest.mark.nightly) -> list[pytest.param]:
     """Return the blocks of some languages as parameters of a test, each with its page and line as id.
 
-    A block that stands on several pages is there once, unless it names a file of its page or shows another output.
-
-    Args:
-        languages: Languages of the blocks.
-        first: The blocks of `FIRST_PAGES`; else those of the other pages, which are slow.
+    A block that stands on several pages is there once, unless it names a file of its page or shows another output. Those that are not
+    on `FIRST_PAGES` are marked as ``others`` says.
     """
     chosen: dict[tuple[str, str, str], Block] = {}
     for block in sorted(BLOCKS, key=lambda block: block.page not in FIRST_PAGES):
@@ -95,9 +92,8 @@ def parameters(*languages: str, first: bool = False) -> list[pytest.param]:
             place = block.page if any(file in block.text for file in files) else ""
             chosen.setdefault((place, block.text, block.output), block)
     return [
-        pytest.param(block, id=f"{block.page}:{block.line}", marks=() if first else pytest.mark.slow)
+        pytest.param(block, id=f"{block.page}:{block.line}", marks=() if block.page in FIRST_PAGES else others)
         for block in chosen.values()
-        if (block.page in FIRST_PAGES) is first
     ]
 
 
