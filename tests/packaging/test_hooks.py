@@ -20,27 +20,21 @@ KINDS = {".md", ".py", ".tmpl"}
 HOOKS = [name for name, value in vars(hookspecs).items() if name.startswith("trencadis_") and callable(value)]
 
 
-@pytest.mark.representatives(1000)
-@pytest.mark.parametrize("hook", HOOKS)
-def test_hook_says_when_it_is_called(hook: str) -> None:
-    assert "*Called:*" in (inspect.getdoc(getattr(hookspecs, hook)) or "")
+def test_each_hook_says_when_it_is_called_and_is_used_in_a_test() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+    assert HOOKS
+    for hook in HOOKS:
+        assert "*Called:*" in (inspect.getdoc(getattr(hookspecs, hook)) or ""), hook
+        assert hook in tests, f"no test mentions {hook}"
 
 
-@pytest.mark.representatives(1000)
-@pytest.mark.parametrize("hook", HOOKS)
-def test_hook_is_used_in_a_test(hook: str) -> None:
-    here = Path(__file__)
-    tests = [path for path in (ROOT / "tests").rglob("*.py") if path != here]
-    assert any(hook in path.read_text() for path in tests), f"no test mentions {hook}"
-
-
-@pytest.mark.representatives(1000)
-@pytest.mark.parametrize("noun", ALL_NOUNS)
-def test_noun_has_a_page_an_interface_and_a_version(noun: str) -> None:
-    page = (ROOT / "docs" / "plugins" / f"{noun}.md").read_text()
-    for heading in ("Contract", "Built-ins", "Minimal example", "Conformance", "Pitfalls"):
-        assert f"## {heading}" in page, f"docs/plugins/{noun}.md lacks the heading {heading}"
-    assert "INTERFACE_VERSION = " in inspect.getsource(inspect.getmodule(ALL_NOUNS[noun].contract))
+def test_each_noun_has_a_page_an_interface_and_a_version_which_the_example_on_its_page_has() -> None:
+    for noun, one in ALL_NOUNS.items():
+        page = (ROOT / "docs" / "plugins" / f"{noun}.md").read_text(encoding="utf-8")
+        for heading in ("Contract", "Built-ins", "Minimal example", "Conformance", "Pitfalls"):
+            assert f"## {heading}" in page, f"docs/plugins/{noun}.md lacks the heading {heading}"
+        assert "INTERFACE_VERSION = " in inspect.getsource(inspect.getmodule(one.contract))
+        assert {int(number) for number in re.findall(r"interface_version=(\d+)", page)} == {one.interface_version}, noun
 
 
 WRITTEN_BY_OTHERS = ("docs", "examples", "plugins/trencadis_tools/new_plugin/templates", "benchmarks")
@@ -54,14 +48,6 @@ def test_what_packages_of_others_start_from_has_the_version_of_its_contract_as_a
     assert not claiming
     stated = [path for path in files if "interface_version=" in path.read_text(encoding="utf-8")]
     assert len(stated) > len(ALL_NOUNS)
-
-
-@pytest.mark.parametrize("noun", ALL_NOUNS)
-def test_the_example_on_a_nouns_page_is_of_its_present_contract(noun: str) -> None:
-    page = (ROOT / "docs" / "plugins" / f"{noun}.md").read_text(encoding="utf-8")
-    assert {int(number) for number in re.findall(r"interface_version=(\d+)", page)} == {
-        ALL_NOUNS[noun].interface_version
-    }
 
 
 class FakeDevice:

@@ -12,21 +12,15 @@ import pytest
 
 from trencadis_torch.instruction_sets import SETS, chosen_set, find_compiler, library_name, narrowed, texts_of
 
-APPLICATIONS = ("trencadis_remote", "trencadis_server", "trencadis_tools")
 ROOT = Path(__file__).parents[2]
 
 
+ROOMS = ("core", "plugins", "backends")
 SOURCES = sorted((ROOT / "backends").rglob("*.cpp"))
 
 
 def built(target: Path, *, kernels: str, environment: Mapping[str, str] | None = None) -> tuple[zipfile.ZipFile, str]:
-    """Build a wheel; return it, and what the build said.
-
-    Args:
-        target: Folder, made.
-        kernels: Names of instruction sets.
-        environment: Of the build, beside what names the kernels.
-    """
+    """Build a wheel with kernels of some instruction sets; return it, and what the build said."""
     pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
     variables = {**(os.environ if environment is None else environment), "TRENCADIS_WHEEL_KERNELS": kernels}
@@ -44,16 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 @pytest.mark.slow
 def test_wheel_holds_all_packages_typed(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    for package in (
-        "trencadis",
-        "trencadis_testing",
-        "trencadis_plugins",
-        "trencadis_gallery",
-        *APPLICATIONS,
-        "trencadis_kv",
-        "trencadis_torch",
-        "trencadis_gaudi",
-    ):
+    for package in (path.parent.name for room in ROOMS for path in (ROOT / room).glob("*/__init__.py")):
         assert f"{package}/__init__.py" in names
         assert f"{package}/py.typed" in names
     tops = {name.split("/")[0] for name in names}
@@ -134,7 +119,7 @@ print("ran")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # what is compiled here: tests/backends/trencadis_torch/test_native_build.py
 @pytest.mark.skipif(
     find_compiler() is None or chosen_set() is None, reason="no compiler, or no instruction set of ours"
 )

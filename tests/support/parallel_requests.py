@@ -30,8 +30,8 @@ def answers(max_tokens: int = 16, **overrides: Any) -> dict[str, Any]:
     """Return texts and, rounded, the log-probabilities of all kinds of requests served together.
 
     Args:
-        max_tokens: Of each.
-        overrides: Of the configuration; ``__`` stands for a dot.
+        max_tokens: Tokens of each.
+        overrides: The configuration; ``__`` stands for a dot.
     """
     config = {
         "cache.num_blocks": 96,
@@ -43,10 +43,8 @@ def answers(max_tokens: int = 16, **overrides: Any) -> dict[str, Any]:
     }
     with LLM(**config) as llm:
         kinds = [(name, prompt) for name in PARAMS for prompt in PROMPTS]
-        outputs = llm.generate(
-            [prompt for _, prompt in kinds],
-            [SamplingParams(max_tokens=max_tokens, ignore_eos=True, **PARAMS[name]) for name, _ in kinds],
-        )
+        params = [SamplingParams(max_tokens=max_tokens, ignore_eos=True, **PARAMS[name]) for name, _ in kinds]
+        outputs = llm.generate([prompt for _, prompt in kinds], params)
     return {
         f"{name}: {prompt}": [
             (one.token_ids, one.finish_reason, _rounded(one.logprobs), _rounded(output.prompt_logprobs))

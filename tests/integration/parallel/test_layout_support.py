@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from support.backends.families import save_family
+from support import parallel_requests as requests
 from support.backends.mixtures import save_mixture
 from support.parallel_requests import PARAMS, PROMPTS
 from trencadis import LLM, SamplingParams
@@ -19,8 +21,10 @@ ONE_PREFIX = [PROMPTS[0], PROMPTS[1], PROMPTS[3]]
 SMALL = {"cache.num_blocks": 96, "engine.max_num_seqs": 6, "engine.max_num_batched_tokens": 64, "observer.names": []}
 TWO_RANKS = {"executor.name": "processes", "parallel.tensor": 2}
 
+PADDED = "padded, blocks moved and swapped, engine in a process, other attention, policies and drafts"
+DRAWN = "drafts drawn from distributions"
 EXACT: dict[str, tuple[dict[str, Any], bool]] = {
-    "padded, blocks moved and swapped, engine in a process, other attention, policies and drafts": (
+    PADDED: (
         {
             "backend.torch.layout": "padded",
             "backend.torch.attention": "sdpa",
@@ -44,7 +48,7 @@ EXACT: dict[str, tuple[dict[str, Any], bool]] = {
         },
         True,
     ),
-    "drafts drawn from distributions": ({"speculation.name": "draft_model", "acceptance.name": "token"}, False),
+    DRAWN: ({"speculation.name": "draft_model", "acceptance.name": "token"}, False),
 }
 """Settings, and whether one rank without them says the same: a rule with distributions has a say in what is drawn."""
 
@@ -71,89 +75,55 @@ def answers(**config: Any) -> tuple[dict[str, Any], np.ndarray]:
     return found, np.concatenate(scores)
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def one_rank() -> Callable[..., tuple[dict[str, Any], np.ndarray]]:
+    """Gives the answers of one rank; those without special settings are made once for each model."""
+    plain = functools.cache(lambda model: answers(**model and {"model.path": model}))
+    return lambda model, config: plain(model) if config is None else answers(**config)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_mixture("mixtral", tmp_path_factory.mktemp("mixture")))
+
+
+OF_A_RANK: dict[str, dict[str, Any]] = {
+    PADDED: {"cache.num_blocks": 8, "model.max_model_len": 96, "speculation.name": "suffix"},
+    # With a small budget which drafts are left out depends on the ranks, and so what is drawn.
+    DRAWN: {"speculation.draft_model.model": "demo", "engine.max_num_batched_tokens": 2048},
+}
+"""Other sizes where each rank has sequences of its own."""
+
+
+@pytest.mark.nightly  # without these features: test_tensor.py, test_data_attention.py; ranks as threads: tests/integration/test_ranks.py
+@pytest.mark.parametrize("own_sequences", [False, True])
+@pytest.mark.parametrize("setup", EXACT)
+def test_two_ranks_say_what_one_does(setup: str, own_sequences: bool, one_rank: Any, mixture: str) -> None:
+    (config, is_lossless), layout, model = EXACT[setup], TWO_RANKS, {}
+    if own_sequences:
+        config, model = {**config, **OF_A_RANK.get(setup, {})}, {"model.path": mixture}
+        layout = {**TWO_RANKS, "parallel.expert": 2, "parallel.attention": "data"}
+    expected, scores = one_rank(model.get("model.path", ""), None if is_lossless else {**model, **config})
+    found, found_scores = answers(**layout, **model, **config)
     np.testing.assert_allclose(found["vectors"], expected["vectors"], atol=1e-5)
+    np.testing.assert_allclose(found_scores, scores, atol=1e-4)
+    assert found["cached"] == config.get("cache.prefix_caching", True)
     for name in expected.keys() - {"vectors", "cached"}:
         assert found[name] == expected[name], name
 
 
-@pytest.fixture(scope="module")
-def one_rank() -> tuple[dict[str, Any], np.ndarray]:
-    return answers()
-
-
-@pytest.mark.nightly  # without these features: test_tensor.py; ranks as threads: tests/integration/test_ranks.py
-@pytest.mark.parametrize("setup", EXACT)
-def test_two_ranks_say_what_one_does(setup, one_rank):
-    config, is_lossless = EXACT[setup]
-    expected, scores = one_rank if is_lossless else answers(**config)
-    found, found_scores = answers(**TWO_RANKS, **config)
-    assert_same(found, expected)
-    np.testing.assert_allclose(found_scores, scores, atol=1e-4)
-    assert found["cached"] == config.get("cache.prefix_caching", True)
-
-
 @pytest.mark.nightly
-def test_numbers_in_8_bits_are_as_near_on_two_ranks_as_on_one(one_rank):
+def test_numbers_in_8_bits_are_as_near_on_two_ranks_as_on_one(one_rank: Any) -> None:
     """Of a share's inputs other ones are the largest, so that they are rounded otherwise: the error is of the same size."""
     config = {"backend.torch.quantization": "int8", "backend.torch.kv_dtype": "int8"}
-    _, scores = one_rank
+    _, scores = one_rank("", None)
     (_, alone), (_, together) = answers(**config), answers(**TWO_RANKS, **config)
     error, expected = (float(np.abs(one - scores).mean()) for one in (together, alone))
     assert 0 < error <= 1.5 * expected
 
 
-OWN_SEQUENCES: dict[str, dict[str, Any]] = {
-    "padded, blocks moved and swapped, engine in a process, other attention, policies and drafts": {
-        **EXACT["padded, blocks moved and swapped, engine in a process, other attention, policies and drafts"][0],
-        "cache.num_blocks": 8,
-        "model.max_model_len": 96,
-        "speculation.name": "suffix",
-    },
-    "drafts in trees, nothing cached, no step ahead": EXACT["drafts in trees, nothing cached, no step ahead"][0],
-    # With a small budget which drafts are left out depends on the ranks, and so what is drawn.
-    "drafts drawn from distributions": {
-        **EXACT["drafts drawn from distributions"][0],
-        "speculation.draft_model.model": "demo",
-        "engine.max_num_batched_tokens": 2048,
-    },
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("setup", OWN_SEQUENCES)
-def test_two_ranks_with_sequences_of_their_own_say_what_one_does(tmp_path, setup):
-    config = {"model.path": str(save_mixture("mixtral", tmp_path)), **OWN_SEQUENCES[setup]}
-    is_lossless = "acceptance.name" not in config
-    expected, scores = answers(**{"model.path": config["model.path"]} if is_lossless else config)
-    found, found_scores = answers(**TWO_RANKS, **{"parallel.expert": 2, "parallel.attention": "data"}, **config)
-    assert_same(found, expected)
-    np.testing.assert_allclose(found_scores, scores, atol=1e-4)
-    assert found["cached"] == config.get("cache.prefix_caching", True)
-
-
 @pytest.mark.nightly  # with measured loads: test_experts.py
-def test_whole_experts_on_two_ranks_say_what_one_rank_does(tmp_path):
-    path = save_family("mixtral", tmp_path)
-    config = {
-        **SMALL,
-        "model.path": str(path),
-        "model.tokenizer": "none",
-        "model.dtype": "float32",
-        "cache.num_blocks": 12,
-        "engine.preemption": "swap",
-        "speculation.name": "ngram",
-    }
-    prompts = [[3, 9, 27, 5, 3, 9, 27], list(range(40))]
-    kinds = [
-        {"temperature": 0.0, "logprobs": 2},
-        {"temperature": 0.9, "seed": 3, "n": 2},
-        {"temperature": 0.0, "repetition_penalty": 1.2},
-    ]
-    params = [SamplingParams(max_tokens=12, ignore_eos=True, **kind) for kind in kinds]
-    found = []
-    for layout in ({}, {**TWO_RANKS, "parallel.expert": 2}):
-        with LLM(**config, **layout) as llm:
-            outputs = [llm.generate(prompts, one) for one in params]
-        found.append([[one.token_ids for one in output.outputs] for each in outputs for output in each])
-    assert found[0] == found[1]
+def test_whole_experts_on_two_ranks_say_what_one_rank_does(mixture: str) -> None:
+    config = {"model.path": mixture, "cache.num_blocks": 12, "model.max_model_len": 96, "engine.preemption": "swap"}
+    config |= {"speculation.name": "ngram"}
+    assert requests.answers(8, **config, **TWO_RANKS, **{"parallel.expert": 2}) == requests.answers(8, **config)

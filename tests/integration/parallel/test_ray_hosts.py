@@ -6,12 +6,10 @@ Hosts are network namespaces; a pulled cable is a host that has no power: no FIN
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from support.eventually import eventually
@@ -125,16 +124,11 @@ class Served:
 
     def complete(self, prompt: str, max_tokens: int) -> str:
         """Return the text of a greedy request, sent on the server's host."""
-        body = json.dumps(
-            {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        ).encode()
-        with self._machine.entered(), socket.create_connection(("127.0.0.1", self._port), timeout=START_S) as sent:
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-            sent.sendall(head.encode() + body)
-            data = b"".join(iter(lambda: sent.recv(65536), b""))
-        head_, _, content = data.partition(b"\r\n\r\n")
-        assert head_.split()[1] == b"200", data
-        text: str = json.loads(content)["choices"][0]["text"]
+        body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        with self._machine.entered():
+            answer = httpx.post(f"http://127.0.0.1:{self._port}/v1/completions", json=body, timeout=START_S)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["text"]
         return text
 
     def close(self) -> None:
