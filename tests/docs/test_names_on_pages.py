@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import pytest
 
 from support.doc_blocks import BLOCKS, PAGES, ROOT
 from support.nouns import ALL_NOUNS
@@ -23,21 +22,9 @@ from trencadis.registry import Registry
 
 PLUGIN_PAGES = [page for page in PAGES if page.parent.name == "plugins"]
 API = (
-    "trencadis",
-    "trencadis.interfaces",
-    "trencadis.records",
-    "trencadis.errors",
-    "trencadis.hookspecs",
-    "trencadis.clock",
-)
-API += (
-    "trencadis.engine.sequences",
-    "trencadis.engine.stage",
-    "trencadis.faults",
-    "trencadis.files",
-    "trencadis_testing",
-    "trencadis_kv.interfaces",
-    "trencadis_kv.testing.kv_codec",
+    *("trencadis", "trencadis.interfaces", "trencadis.records", "trencadis.errors", "trencadis.hookspecs"),
+    *("trencadis.clock", "trencadis.engine.sequences", "trencadis.engine.stage", "trencadis.faults", "trencadis.files"),
+    *("trencadis_testing", "trencadis_kv.interfaces", "trencadis_kv.testing.kv_codec"),
 )
 ROOMS = ("core", "plugins", "backends")
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -48,14 +35,8 @@ _TABLE_KEY = re.compile(r"\[([a-z]\w*)\] ([a-z]\w*)(?: = .*)?")
 _WORD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _ALONE = re.compile(r"([a-z]\w*)(?:\(.*\))?")
 
-ELSEWHERE = {
-    "azure_conv",  # a public trace
-    "ceil",  # mathematics
-    "dist",  # folders of a package
-    "src",
-    "system_fingerprint",  # of OpenAI's API
-}
-"""Names that are not of our code."""
+ELSEWHERE = {"azure_conv", "ceil", "dist", "src", "system_fingerprint"}
+"""Names that are not of our code: a public trace, mathematics, folders of a package, a field of OpenAI's API."""
 
 
 @functools.cache
@@ -229,32 +210,21 @@ def test_records_and_views_have_what_blocks_read_of_them() -> None:
     ]
 
 
-@pytest.mark.representatives(5)
-@pytest.mark.parametrize(
-    ("code", "wrong"),
-    [
-        ("def order(view: SchedulerView): return view.arived", "SchedulerView has no arived"),
-        ("class Mine(SchedulingPolicy):\n def order(self, view): return view.arived", "SchedulerView has no arived"),
-        ("class Mine(SchedulingPolicy):\n def order(self, view): return view.arrival_s", ""),
-        ("Lookup(ticket=3)", "Lookup takes no ticket"),
-        ("from trencadis.interfaces import SchedulerVew", "trencadis.interfaces has no SchedulerVew"),
-    ],
-)
-def test_a_wrong_name_in_a_block_would_be_found(code: str, wrong: str) -> None:
-    assert unknown_names(code) == [wrong] * bool(wrong)
-
-
-@pytest.mark.representatives(6)
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("SchedulerView.arrived", "SchedulerView has no arrived"),
-        ("SchedulingPolicy.order(view)", ""),
-        ("[kv_policy] fallback", "[kv_policy] has no fallback"),
-        ("kv_connector.fallback", "[kv_connector] has no fallback"),
-        ("[scheduling] fallback", ""),
-        ("budget.kv_policy_ms", ""),
-    ],
-)
-def test_a_wrong_name_in_the_text_would_be_found(text: str, wrong: str) -> None:
-    assert unknown_member(text) == wrong
+def test_a_wrong_name_would_be_found() -> None:
+    for code, wrong in {
+        "def order(view: SchedulerView): return view.arived": "SchedulerView has no arived",
+        "class Mine(SchedulingPolicy):\n def order(self, view): return view.arived": "SchedulerView has no arived",
+        "class Mine(SchedulingPolicy):\n def order(self, view): return view.arrival_s": "",
+        "Lookup(ticket=3)": "Lookup takes no ticket",
+        "from trencadis.interfaces import SchedulerVew": "trencadis.interfaces has no SchedulerVew",
+    }.items():
+        assert unknown_names(code) == [wrong] * bool(wrong)
+    for text, wrong in {
+        "SchedulerView.arrived": "SchedulerView has no arrived",
+        "SchedulingPolicy.order(view)": "",
+        "[kv_policy] fallback": "[kv_policy] has no fallback",
+        "kv_connector.fallback": "[kv_connector] has no fallback",
+        "[scheduling] fallback": "",
+        "budget.kv_policy_ms": "",
+    }.items():
+        assert unknown_member(text) == wrong

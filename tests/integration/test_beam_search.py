@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from trencadis import LLM, BeamSearchParams, RequestOutput
+from trencadis import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from trencadis.text import resolve_model_path
 
-PROMPTS = [
-    "The old man looked at the sea and",
-    "To be, or not to be: that is",
-    "KING RICHARD II:\nWhat says",
-    "x",
-]
+PROMPTS = ["The old man looked at the sea and", "To be, or not to be: that is", "KING RICHARD II:\nWhat says", "x"]
 NUM_TOKENS = 10
 PADDING = 4095
 
@@ -76,23 +71,16 @@ def test_texts_and_scores_are_those_of_transformers(
     num_ended = 0
     for index, (width, length_penalty, early_stopping) in enumerate(cases):
         prompts = [PROMPTS[index % len(PROMPTS)], PROMPTS[(index + 1) % len(PROMPTS)]]
-        params = BeamSearchParams(
-            beam_width=width,
-            max_tokens=NUM_TOKENS,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            stop_token_ids=ends,
-        )
+        options = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+        params = BeamSearchParams(beam_width=width, max_tokens=NUM_TOKENS, stop_token_ids=ends, **options)
         for output in llm.beam_search(prompts, params):
-            options = {"num_beams": width, "length_penalty": length_penalty, "early_stopping": early_stopping}
-            check(output, reference(output.prompt_token_ids, eos_token_id=[0, *ends], **options))
+            found = reference(output.prompt_token_ids, eos_token_id=[0, *ends], num_beams=width, **options)
+            check(output, found)
             num_ended += sum(one.stop_reason is not None for one in output.outputs)
     assert (num_ended > 20) == bool(stops)
 
 
 def test_one_beam_is_greedy_and_every_token_has_its_log_probability(llm: LLM) -> None:
-    from trencadis import SamplingParams
-
     (found,) = llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=1, max_tokens=NUM_TOKENS, logprobs=1))
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logprobs=1)
     (expected,) = llm.generate(PROMPTS[0], greedy, use_progress=False)
@@ -118,8 +106,6 @@ def test_a_wide_search_takes_its_beginnings_from_the_prefix_cache(llm: LLM) -> N
 
 
 def test_best_of_is_the_likeliest_of_what_its_seeds_give_one_by_one(llm: LLM) -> None:
-    from trencadis import SamplingParams
-
     shared = {"max_tokens": 8, "logprobs": 0, "temperature": 1.0}
     alone = [
         llm.generate(PROMPTS[0], SamplingParams(seed=30 + i, **shared), use_progress=False)[0].outputs[0]

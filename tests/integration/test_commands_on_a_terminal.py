@@ -106,15 +106,15 @@ def test_what_is_logged_while_text_is_streamed_comes_after_it(tmp_path: Path, pl
     assert FIGURES.fullmatch([line for line in lines if line != "Words of a library."][-1])
 
 
-def test_verbose_shows_what_happens(tmp_path: Path) -> None:
-    terminal = look_at(fake(tmp_path, *GENERATE, "2", "-v"), within_s=LONG_S, env=ENVIRONMENT)
-    assert " INFO trencadis.engine: The engine took" in terminal.text
-    assert terminal.wrapped == []
-
-
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_generate_says_what_stopped_it(tmp_path: Path, number: int, name: str) -> None:
-    paced = fake(tmp_path, *GENERATE, "200", name="paced_backend:PacedBackend", options="{step_s = 0.2}")
+def test_generate_says_what_stopped_it_in_the_background_too_and_verbose_what_happens(
+    tmp_path: Path, number: int, name: str
+) -> None:
+    """A background job ignores Ctrl-C."""
+    options = {"name": "paced_backend:PacedBackend", "options": "{step_s = 0.2}"}
+    paced = fake(tmp_path, *GENERATE, "200", "-v", **options)
+    if number == signal.SIGTERM:
+        paced = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *paced]
     with Terminal(paced, env=ENVIRONMENT) as terminal:
         terminal.wait_for("Hello", within_s=LONG_S)
         if number == signal.SIGINT:
@@ -123,19 +123,12 @@ def test_generate_says_what_stopped_it(tmp_path: Path, number: int, name: str) -
             terminal.process.send_signal(number)
         assert terminal.wait() == 128 + number
     assert terminal.lines[-1] == f"trencadis generate was stopped by {name}."
+    assert " INFO trencadis.engine: The engine took" in terminal.text
     assert "Traceback" not in terminal.text
 
 
-def test_sigterm_stops_a_background_job_which_ignores_ctrl_c(tmp_path: Path) -> None:
-    paced = fake(tmp_path, *GENERATE, "200", name="paced_backend:PacedBackend", options="{step_s = 0.2}")
-    with Terminal(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *paced], env=ENVIRONMENT) as terminal:
-        terminal.wait_for("Hello", within_s=LONG_S)
-        terminal.process.send_signal(signal.SIGTERM)
-        assert terminal.wait() == 128 + signal.SIGTERM
-    assert terminal.lines[-1] == "trencadis generate was stopped by SIGTERM."
-
-
-@pytest.mark.parametrize("placement", ["thread", "process"])
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize("placement", ["process", "thread"])
 def test_ctrl_c_stops_a_load_at_once(tmp_path: Path, placement: str) -> None:
     endless = fake(tmp_path, "generate", "Hello", "--engine.placement", placement, name="loud_backend:EndlessBackend")
     with Terminal(endless, env=ENVIRONMENT) as terminal:

@@ -71,22 +71,13 @@ def test_it_is_masked_until_min_tokens_and_ignored_with_ignore_eos(llm: LLM, ans
     assert (len(whole.token_ids), whole.finish_reason) == (num_tokens + 20, FinishReason.LENGTH)
 
 
-def test_a_client_that_names_an_end_reads_it_as_the_reason(llm: LLM) -> None:
+def test_who_names_it_reads_it_as_the_reason_and_structured_output_and_beams_may_end_with_it(llm: LLM) -> None:
     (one,) = llm.chat(CHAT, SamplingParams(max_tokens=200, temperature=0.0, stop_token_ids=(0,)))[0].outputs
     assert one.stop_reason == 0
-
-
-def test_structured_output_may_end_with_it(llm: LLM) -> None:
-    pytest.importorskip("llguidance")
-    params = SamplingParams(
-        max_tokens=20, temperature=0.0, structured=StructuredOutput(kind="choice", choices=("yes", "no"))
-    )
-    (one,) = llm.chat(CHAT, params)[0].outputs
+    wanted = StructuredOutput.choice(["yes", "no"])
+    (one,) = llm.chat(CHAT, SamplingParams(max_tokens=20, temperature=0.0, structured=wanted))[0].outputs
     assert one.text in ("yes", "no")
     assert (one.finish_reason, one.token_ids[-1] in (0, OTHER)) == (FinishReason.STOP, True)
-
-
-def test_beams_end_with_it(llm: LLM) -> None:
     prompt = llm.tokenizer.encode("<|user|>Where is the king?<|end|><|assistant|>")
     (output,) = llm.beam_search([prompt], BeamSearchParams(beam_width=2, max_tokens=60))
     ended = [one for one in output.outputs if one.finish_reason is FinishReason.STOP]

@@ -22,25 +22,17 @@ DIMENSIONS = {
     "DECODE_BS": "decode_bs",
     "DECODE_BLOCK": "decode_block",
 }
-SIZES = [
-    (f"VLLM_{dimension}_BUCKET_{bound}", "3", f"{table}.{key}_{bound.lower()}", 3)
-    for dimension, key in DIMENSIONS.items()
-    for bound in ("MIN", "STEP", "MAX")
-    for table in STEPPED
-]
-PADDING = [
-    (f"VLLM_{dimension}_BUCKET_{bound}", "3", f"bucketing.padding_aware.{key}_{bound.lower()}", 3)
-    for dimension, key in DIMENSIONS.items()
-    for bound in ("PAD_MAX", "PAD_PERCENT")
-]
-COUNTS = [
-    (f"VLLM_{dimension}_BUCKET_LIMIT", "3", f"bucketing.exponential.{key}_limit", 3)
-    for dimension, key in DIMENSIONS.items()
+PARTS = [
+    *((f"BUCKET_{bound}", bound, table) for bound in ("MIN", "STEP", "MAX") for table in STEPPED),
+    *((f"BUCKET_{bound}", bound, "bucketing.padding_aware") for bound in ("PAD_MAX", "PAD_PERCENT")),
+    ("BUCKET_LIMIT", "LIMIT", "bucketing.exponential"),
 ]
 NAMES = [
-    *SIZES,
-    *PADDING,
-    *COUNTS,
+    *(
+        (f"VLLM_{dimension}_{name}", "3", f"{table}.{key}_{bound.lower()}", 3)
+        for dimension, key in DIMENSIONS.items()
+        for name, bound, table in PARTS
+    ),
     ("VLLM_PROMPT_QUERY_BUCKET_MIN", "1", "bucketing.exponential.single_token_prompts", True),
     ("VLLM_PROMPT_CTX_BUCKET_MAX", "3", "bucketing.exponential.prompt_ctx_max", 3),
     *(

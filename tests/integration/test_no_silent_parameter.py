@@ -32,12 +32,10 @@ class LittleSampler(StandardSampler):
         super().__init__([TopK()])
 
 
-class MisspeltSampler(StandardSampler):
+class MisspeltSampler(LittleSampler):
     """States a parameter that there is not."""
 
-    def __init__(self) -> None:
-        super().__init__([])
-        self.honours = frozenset({"topk"})
+    honours = frozenset({"topk"})
 
 
 BUILT_IN = tuple(Registry.discover().components("sampling"))
@@ -111,18 +109,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(model: Path, sampler: str, drafter: str = "none", setup: str = "overlap") -> Any:
     options = {
-        "model.path": str(model),
-        "model.dtype": "float32",
-        "model.max_model_len": 64,
-        "engine.max_num_seqs": 32,
-        "engine.max_num_batched_tokens": 256,
-        "engine.warmup": False,
-        "cache.block_size": 8,
-        "cache.num_blocks": 256,
-        "cache.prefix_caching": False,
-        "backend.torch.device": DEVICE,
-        "backend.torch.check_model": False,
-        "observer.names": [],
+        "model": {"path": str(model), "dtype": "float32", "max_model_len": 64},
+        "engine": {"max_num_seqs": 32, "max_num_batched_tokens": 256, "warmup": False},
+        "cache": {"block_size": 8, "num_blocks": 256, "prefix_caching": False},
+        "backend": {"torch": {"device": DEVICE, "check_model": False}},
+        "observer": {"names": []},
         "speculation.name": drafter,
         "sampling.name": SAMPLERS.get(sampler, sampler),
         **SETUPS[setup],

@@ -85,13 +85,10 @@ def test_the_image_does_not_start_without_a_key_and_says_what_to_set(tmp_path: P
     assert "TRENCADIS_SERVER__API_KEYS=name:key" in line
 
 
-def test_with_a_key_the_image_listens_on_every_interface() -> None:
+def test_with_a_key_the_image_listens_on_every_interface_as_a_user_of_its_own() -> None:
     environ = {**image_environment(), "TRENCADIS_SERVER__API_KEYS": "me:secret"}
     server = server_of(load_with_plugins(environ=environ)[0].config)
     assert (server.host, server.port, server.api_keys) == ("0.0.0.0", 8000, ("me:secret",))
-
-
-def test_the_image_runs_as_a_user_of_its_own() -> None:
     last = [number for number, (word, _) in enumerate(dockerfile()) if word == "FROM"][-1]
     final = dockerfile()[last:]
     users = [rest for word, rest in final if word == "USER"]
@@ -125,7 +122,7 @@ def test_what_the_build_copies_is_let_through_and_nothing_else() -> None:
     assert {package.partition("/")[0] for package in packages["packages"]} <= copied
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # /ready: tests/plugins/trencadis_server/test_health.py
 def test_its_health_check_tells_a_server_that_serves_from_one_that_does_not() -> None:
     (check,) = [rest for word, rest in dockerfile() if word == "HEALTHCHECK"]
     _, *command = json.loads(check.partition("CMD ")[2])
@@ -192,18 +189,14 @@ def kubernetes_server() -> Any:
     return server_of(resolved.config)
 
 
-def test_a_pod_has_time_to_drain_before_it_is_killed(deployment: Any) -> None:
+def test_a_pod_has_time_to_drain_before_it_is_killed_and_no_more_rights_than_it_needs(deployment: Any) -> None:
     (container,) = deployment["containers"]
     word, pause = container["lifecycle"]["preStop"]["exec"]["command"]
     assert word == "sleep"
     need_s = int(pause) + kubernetes_server().drain_timeout_s + CLOSING_S
     assert deployment["terminationGracePeriodSeconds"] >= need_s
-
-
-def test_a_pod_has_no_more_rights_than_it_needs(deployment: Any) -> None:
-    (container,) = deployment["containers"]
-    assert deployment["securityContext"]["runAsNonRoot"] is True
-    assert deployment["securityContext"]["runAsUser"] == 10001
+    user = deployment["securityContext"]
+    assert (user["runAsNonRoot"], user["runAsUser"]) == (True, 10001)
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -297,22 +290,19 @@ def faults(expression: str, known: dict[str, set[str]]) -> list[str]:
     return wrong + [label for label in used if label not in labels]
 
 
-def test_alert_rules_use_metrics_and_labels_that_there_are() -> None:
+def test_alert_rules_and_the_dashboard_use_metrics_and_labels_that_there_are() -> None:
+    known = known_metrics()
     (found,) = documents("monitoring/alerts.yaml")
     rules = [rule for group in found["groups"] for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 5
     for rule in rules:
-        assert faults(rule["expr"], known_metrics()) == [], rule["alert"]
+        assert faults(rule["expr"], known) == [], rule["alert"]
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert set(rule["annotations"]) == {"summary", "description"}
         assert rule["labels"]["severity"] in ("page", "ticket")
-
-
-def test_the_dashboard_uses_metrics_and_labels_that_there_are() -> None:
     board = json.loads((DEPLOY / "monitoring" / "grafana-dashboard.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     assert len(expressions) >= 15
-    known = known_metrics()
     assert [(one, faults(one, known)) for one in expressions if faults(one, known)] == []
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     names = {variable["name"] for variable in board["templating"]["list"]}
@@ -320,16 +310,14 @@ def test_the_dashboard_uses_metrics_and_labels_that_there_are() -> None:
     assert used == names
 
 
-@pytest.mark.parametrize(
-    ("expression", "fault"),
-    [
-        ("rate(trencadis_output_token_total[5m])", "trencadis_output_token_total"),
-        ("sum by (state) (rate(trencadis_http_requests_total[5m]))", "state"),
-        ('trencadis_engine_up{host="a"}', "host"),
-        ("1 > bool 0", "no metric"),
-        ("histogram_quantile(0.9, trencadis_queue_seconds)", "trencadis_queue_seconds"),
-    ],
-)
-def test_a_wrong_name_would_be_found(expression: str, fault: str) -> None:
-    assert faults(expression, known_metrics()) == [fault]
-    assert faults("sum(trencadis_engine_up", known_metrics())
+def test_a_wrong_name_would_be_found() -> None:
+    known = known_metrics()
+    for expression, fault in {
+        "rate(trencadis_output_token_total[5m])": "trencadis_output_token_total",
+        "sum by (state) (rate(trencadis_http_requests_total[5m]))": "state",
+        'trencadis_engine_up{host="a"}': "host",
+        "1 > bool 0": "no metric",
+        "histogram_quantile(0.9, trencadis_queue_seconds)": "trencadis_queue_seconds",
+    }.items():
+        assert faults(expression, known) == [fault]
+    assert faults("sum(trencadis_engine_up", known)

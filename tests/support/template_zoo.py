@@ -145,37 +145,6 @@ _THINKING = """
 {%- endif %}
 """
 
-# In the structure of Llama 3: bos by the template, a system turn always, everything trimmed, results as JSON.
-_LLAMA_3 = """
-{{- bos_token }}
-{%- if not date_string is defined %}{%- set date_string = "26 Jul 2024" %}{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content'] | trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|head|>system<|/head|>\\n\\nToday: " + date_string + "\\n\\n" + system_message + "<|im_end|>" }}
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|head|>' + message['role'] + '<|/head|>\\n\\n' + message['content'] | trim + '<|im_end|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- if not message.tool_calls | length == 1 %}{{- raise_exception("one call at a time") }}{%- endif %}
-        {%- set call = message.tool_calls[0].function %}
-        {{- '<|head|>assistant<|/head|>\\n\\n{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + "}<|im_end|>" }}
-    {%- elif message.role == "tool" or message.role == "ipython" %}
-        {{- "<|head|>ipython<|/head|>\\n\\n" }}
-        {%- if message.content is mapping or message.content is iterable %}
-            {{- message.content | tojson }}
-        {%- else %}
-            {{- message.content }}
-        {%- endif %}
-        {{- "<|im_end|>" }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|head|>assistant<|/head|>\\n\\n' }}{%- endif %}
-"""
-
 # In the structure of Mistral: turns must alternate, the system's text comes with the last question, ids of nine letters.
 _MISTRAL = """
 {%- if messages[0]["role"] == "system" %}
@@ -261,33 +230,6 @@ _GEMMA_3 = """
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>model\\n' }}{%- endif -%}
 """
-
-# In the structure of DeepSeek: all systems first, thoughts cut, calls and results with signs of their own.
-_DEEPSEEK = (
-    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}"
-    "{% set ns = namespace(is_first=false, is_tool=false, system='') %}"
-    "{%- for message in messages %}{%- if message['role'] == 'system' %}{% set ns.system = ns.system + message['content'] %}"
-    "{%- endif %}{%- endfor %}{{ bos_token }}{{ ns.system }}"
-    "{%- for message in messages %}"
-    "{%- if message['role'] == 'user' %}{%- set ns.is_tool = false -%}{{ '<|user|>' + message['content'] }}{%- endif %}"
-    "{%- if message['role'] == 'assistant' and message['tool_calls'] is defined %}"
-    "{%- set ns.is_tool = false -%}"
-    "{%- for call in message['tool_calls'] %}"
-    "{{ ('<|assistant|>' if loop.first else '') + '<call>' + call['function']['name'] + '\\n```json\\n' "
-    "+ call['function']['arguments'] | tojson + '\\n```</call>' }}"
-    "{%- endfor %}{{ '<|im_end|>' }}"
-    "{%- elif message['role'] == 'assistant' %}"
-    "{%- if ns.is_tool %}{{ '</results>' + message['content'] + '<|im_end|>' }}{%- set ns.is_tool = false -%}"
-    "{%- else %}{% set content = message['content'] %}"
-    "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
-    "{{ '<|assistant|>' + content + '<|im_end|>' }}{%- endif %}"
-    "{%- endif %}"
-    "{%- if message['role'] == 'tool' %}{{ ('' if ns.is_tool else '<results>') + '<result>' + message['content'] + '</result>' }}"
-    "{%- set ns.is_tool = true -%}{%- endif %}"
-    "{%- endfor -%}"
-    "{% if ns.is_tool %}{{ '</results>' }}{% endif %}"
-    "{% if add_generation_prompt and not ns.is_tool %}{{ '<|assistant|><think>\\n' }}{% endif %}"
-)
 
 # In the structure of gpt-oss: channels, a system turn of its own, the operator's text in a developer turn; what ends a text within an
 # answer is not what ends the answer.
@@ -442,11 +384,9 @@ _PLAIN = (
 ZOO = {
     "chatml": ZooTemplate(_CHATML),
     "thinking": ZooTemplate(_THINKING),
-    "llama_3": ZooTemplate(_LLAMA_3),
     "mistral": ZooTemplate(_MISTRAL, end="</s>"),
     "gemma_2": ZooTemplate(_GEMMA_2, lacks=(*_SYSTEMS, *_TOOLS)),
     "gemma_3": ZooTemplate(_GEMMA_3, lacks=_TOOLS),
-    "deepseek": ZooTemplate(_DEEPSEEK),
     "harmony": ZooTemplate(_HARMONY),
     "glm": ZooTemplate(_GLM, end="<|user|>"),
     "parts": ZooTemplate(_PARTS, forms=("user", "system", "assistant", "tool")),

@@ -95,7 +95,7 @@ OF_A_RANK: dict[str, dict[str, Any]] = {
 """Other sizes where each rank has sequences of its own."""
 
 
-@pytest.mark.nightly  # without these features: test_tensor.py, test_data_attention.py; ranks as threads: tests/integration/test_ranks.py
+@pytest.mark.nightly  # without these features: test_tensor.py, test_data_attention.py
 @pytest.mark.parametrize("own_sequences", [False, True])
 @pytest.mark.parametrize("setup", EXACT)
 def test_two_ranks_say_what_one_does(setup: str, own_sequences: bool, one_rank: Any, mixture: str) -> None:
