@@ -35,7 +35,9 @@ class LittleSampler(StandardSampler):
 class MisspeltSampler(LittleSampler):
     """States a parameter that there is not."""
 
-    honours = frozenset({"topk"})
+    def __init__(self) -> None:
+        super().__init__()
+        self.honours = frozenset({"topk"})
 
 
 BUILT_IN = tuple(Registry.discover().components("sampling"))

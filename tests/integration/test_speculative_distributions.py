@@ -224,21 +224,3 @@ def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
     )
     pairs = cells_of(torch.stack([found[:, 0], going_on], 1), vocab_size)
     assert not chi_square_fails(pairs, distribution_of_texts(target))
-
-
-@pytest.mark.slow
-def test_numbers_of_drafts_of_acceptance_and_of_what_follows_do_not_depend_on_each_other():
-    count = 58_000
-    purposes = (Purpose.DRAFT, Purpose.ACCEPT, Purpose.RESIDUAL, Purpose.SAMPLE)
-    numbers = [numbers_of(keys_of(count), POSITION).uniforms(purpose) for purpose in purposes]
-    for i, one in enumerate(numbers):
-        for other in numbers[:i]:
-            pairs = (one * 16).long() * 16 + (other * 16).long()
-            assert not chi_square_fails(pairs.numpy(), np.full(256, 1 / 256))
-
-
-def test_what_is_impossible_is_never_accepted_and_what_is_certain_always():
-    keyed = KeyedDistributions(torch.ones((58_000, 1)), keys=keys_of(58_000), positions=[POSITION] * 58_000)
-    numbers = keyed.uniforms()
-    assert numbers.dtype == torch.float64
-    assert ((numbers > 0) & (numbers < 1)).all()

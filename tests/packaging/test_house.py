@@ -123,11 +123,12 @@ def test_an_arrow_climbs_where_a_room_imports_one_above_it_and_every_room_has_a_
 
 
 def test_fragments_are_counted_in_docstrings_alone(tree: Tree):
-    docstring = (
-        "    one, two: What they are.\n    **more: As given.\n    four: Offices are no fragment.\n    five: Of it.\n"
+    lines = "        one, two: What they are.\n        **more: As given.\n        four: Offices are no fragment.\n"
+    method = f'    async def f(self):\n        """F.\n\n        Args:\n{lines}        """\n'
+    text = (
+        f'"""A.\n\nArgs:\n{lines}"""\nx = """\n{lines}"""\nclass C:\n    """C.\n\n    Args:\n{lines}    """\n{method}'
     )
-    root = tree({"a.py": f'"""A.\n\nArgs:\n{docstring}"""\nx = """\n{docstring}"""\n'})
-    assert fragments(python_files(root)) == 3
+    assert fragments(python_files(tree({"a.py": text}))) == 6
 
 
 def test_the_largest_class_has_most_functions_of_its_own_and_parameters_are_counted_without_self(tree: Tree):

@@ -65,13 +65,10 @@ def test_masks_guess_as_in_one_forward_over_the_text_and_the_masks() -> None:
         torch.testing.assert_close(stacked[row, end - 1], alone, atol=1e-3, rtol=1e-4)
 
 
-def test_the_mask_token_is_never_a_first_choice() -> None:
+def test_a_guess_counts_only_behind_right_ones_and_the_mask_token_is_never_one() -> None:
     logits = torch.zeros(1, 1, VOCABULARY + 1)
     logits[..., VOCABULARY], logits[..., 3] = 9.0, 1.0
     assert first_choices([logits], vocabulary=VOCABULARY).item() == 3
-
-
-def test_a_guess_counts_only_behind_right_ones() -> None:
     goals = torch.tensor([[1, 2, 3]] * 4)
     guesses = torch.tensor([[1, 2, 3], [1, 2, 9], [1, 9, 3], [9, 2, 3]])
     found = acceptance(guesses, goals)
@@ -81,13 +78,9 @@ def test_a_guess_counts_only_behind_right_ones() -> None:
     assert found.conditional == pytest.approx([0.75, 2 / 3, 0.5])
     assert [found.tokens_per_step(count) for count in (1, 3)] == [1.75, 2.5]
 
-
-def test_nothing_accepted_leaves_the_later_shares_at_zero() -> None:
     assert acceptance(torch.tensor([[9, 2]]), torch.tensor([[1, 2]])).conditional == [0.0, 0.0]
 
-
-def test_a_model_agrees_with_itself_everywhere_and_filling_is_not_counted() -> None:
-    model = small_model()
+    model = small_model()  # agrees with itself everywhere, and filling is not counted
     (found,) = measure([(model, None)], model, [[1, 2, 3, 4, 5]], DEPTH)
     assert found.accepted == [1.0] * DEPTH
     assert found.positions == 5
@@ -228,12 +221,10 @@ def test_the_directory_is_a_llama_with_one_token_more_and_the_card_is_extended_o
     assert card.partition("| | target")[0] == old.partition("| | target")[0]
 
 
-def test_configuration_names_the_mask_token_behind_the_targets_vocabulary() -> None:
+def test_the_shipped_model_has_the_targets_tokenizer_and_a_mask_token_behind_it() -> None:
     ours, theirs = (json.loads((DEMO / name / "config.json").read_text()) for name in ("parallel", "target"))
     assert ours["mask_token_id"] == theirs["vocab_size"] == ours["vocab_size"] - 1
 
-
-def test_it_shares_the_targets_tokenizer() -> None:
     for name in TOKENIZER_FILES:
         assert (DEMO / "parallel" / name).read_bytes() == (DEMO / "target" / name).read_bytes()
 

@@ -13,7 +13,7 @@ from trencadis import LLM, SamplingParams
 from trencadis.errors import BackendError
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "trencadis[ray]"')
@@ -43,7 +43,7 @@ def test_a_cluster_that_has_no_room_is_an_error_with_what_it_has(cluster):
         LLM(**on(cluster, **{"executor.ray.num_cpus": 50, "executor.ray.start_timeout_s": 1}))
 
 
-@pytest.mark.nightly  # on several hosts, of which one is lost: test_ray_hosts.py
+# On several hosts, of which one is lost: test_ray_hosts.py
 def test_answers_on_one_node_are_those_of_one_process_and_an_actor_that_is_killed_costs_none(cluster):
     assert answers(**on(cluster)) == answers()
     params = SamplingParams(max_tokens=150, temperature=0.8, seed=5, ignore_eos=True)

@@ -25,6 +25,7 @@ PADDED = {"backend.torch.layout": "padded"}
 NO_OVERLAP = {"engine.async_scheduling": False}
 GLOO = {"executor.processes.collective": "gloo"}
 SETUPS = {
+    "two stages of two": {**STAGES, **TWO},
     "two stages": STAGES,
     "two stages, one step at a time": {**STAGES, **NO_OVERLAP},
     "two stages, drafts": {**STAGES, **DRAFTS},
@@ -38,7 +39,6 @@ SETUPS = {
     "two, padded": {**TWO, **PADDED},
     "two, gloo": {**TWO, **GLOO},
     "four": {"parallel.tensor": 4},
-    "two stages of two": {**STAGES, **TWO},
     "two copies of two": {"parallel.data": 2, **TWO, "engine.placement": "process"},
     "one": {},
     "one, preemption by swap": SWAP,
@@ -55,7 +55,7 @@ def expected():
     return answers()
 
 
-@pytest.mark.representatives(1, ci=2)
+@pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", SETUPS)
 def test_answers_are_those_of_one_process(expected, setup):
