@@ -78,7 +78,7 @@ def answers(**config: Any) -> tuple[dict[str, Any], np.ndarray]:
 @pytest.fixture(scope="module")
 def one_rank() -> Callable[..., tuple[dict[str, Any], np.ndarray]]:
     """Gives the answers of one rank; those without special settings are made once for each model."""
-    plain = functools.cache(lambda model: answers(**model and {"model.path": model}))
+    plain = functools.cache(lambda model: answers(**({"model.path": model} if model else {})))
     return lambda model, config: plain(model) if config is None else answers(**config)
 
 
