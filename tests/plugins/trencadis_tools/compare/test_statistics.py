@@ -62,16 +62,6 @@ def test_coverage_of_block_intervals_in_many_repeats(phi: float, quantile: float
     assert least - error <= coverage(phi, num=2000, repeats=repeats, quantile=quantile) <= 0.97 + error
 
 
-def test_resampling_single_requests_of_a_queue_would_hold_it_half_as_often() -> None:
-    # What the block rule is for: blocks of one request give .52 with AR(1), φ = .8. An interval for independent data, exactly.
-    rng = np.random.default_rng(3)
-    hits = 0
-    for _ in range(200):
-        values = autoregressive(rng, 2000, 0.8)
-        hits += abs(values.mean()) <= 1.96 * values.std() / math.sqrt(len(values))
-    assert hits / 200 < 0.62
-
-
 # 5 % of 300 are 15; more than 27 with a probability of .1 %.
 def test_watching_every_pair_errs_in_one_comparison_of_twenty() -> None:
     assert false_positives(num_pairs=300, repeats=300) <= 0.09

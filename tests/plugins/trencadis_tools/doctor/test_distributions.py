@@ -23,19 +23,11 @@ def install(site: Path, name: str, *, points: str = "one = 'pkg'", editable: Pat
     return Distribution.at(info)
 
 
-def test_plugin_in_one_place_is_sound(found, told, tmp_path):
-    check_distributions(found, [install(tmp_path, "fibonacci-buckets")])
-    assert told() == [("ok", "fibonacci-buckets 0.2.0, 1 plugins")]
-
-
-def test_distribution_without_a_plugin_is_none_of_our_business(found, told, tmp_path):
-    check_distributions(found, [install(tmp_path, "requests", points="")])
-    assert told() == []
-
-
-def test_ours_is_looked_at_even_without_entry_points(found, told, tmp_path):
-    check_distributions(found, [install(tmp_path, "trencadis", points="")])
-    assert told() == [("ok", "trencadis 0.2.0, 0 plugins")]
+def test_a_distribution_with_plugins_and_ours_are_counted_each_once_and_others_left_out(found, told, tmp_path):
+    plugin = install(tmp_path, "fibonacci-buckets")
+    ours, other = install(tmp_path, "trencadis", points=""), install(tmp_path, "requests", points="")
+    check_distributions(found, [plugin, plugin, ours, other])
+    assert told() == [("ok", "fibonacci-buckets 0.2.0, 1 plugins"), ("ok", "trencadis 0.2.0, 0 plugins")]
 
 
 def test_distribution_in_two_places_is_wrong_and_both_are_named(found, tmp_path):
@@ -48,30 +40,19 @@ def test_distribution_in_two_places_is_wrong_and_both_are_named(found, tmp_path)
     assert "pip uninstall" in item.remedy
 
 
-def test_same_place_seen_twice_is_one_distribution(found, told, tmp_path):
-    item = install(tmp_path, "fibonacci-buckets")
-    check_distributions(found, [item, item])
-    assert [kind for kind, _ in told()] == ["ok"]
-
-
 @pytest.mark.parametrize("name", ["home", "a folder with spaces"])
-def test_editable_distribution_names_its_folder(found, told, tmp_path, name):
+def test_editable_distribution_names_its_folder_and_is_doubtful_if_it_has_changed_since(found, tmp_path, name):
     home = tmp_path / name
     home.mkdir()
-    (home / "pyproject.toml").write_text(PROJECT.format(name="fib", points="one = 'pkg'"))
-    check_distributions(found, [install(tmp_path / "site", "fib", editable=home)])
-    assert told() == [("ok", f"fib 0.2.0, 1 plugins, editable from {home}")]
-
-
-def test_editable_distribution_whose_entry_points_changed_since_is_doubtful(found, tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "pyproject.toml").write_text(PROJECT.format(name="fib", points="one = 'pkg.moved'\ntwo = 'pkg'"))
-    check_distributions(found, [install(tmp_path / "site", "fib", points="one = 'pkg'\nold = 'pkg'", editable=home)])
-    (item,) = found
-    assert item.severity.value == "warn"
-    assert item.message.endswith("than what is installed: old, one, two")
-    assert item.remedy == f"Run pip install -e {home} again."
+    installed = install(tmp_path / "site", "fib", points="one = 'pkg'\nold = 'pkg'", editable=home)
+    for points in ("one = 'pkg'\nold = 'pkg'", "one = 'pkg.moved'\ntwo = 'pkg'"):
+        (home / "pyproject.toml").write_text(PROJECT.format(name="fib", points=points))
+        check_distributions(found, [installed])
+    same, changed = found
+    assert (same.severity.value, same.message) == ("ok", f"fib 0.2.0, 2 plugins, editable from {home}")
+    assert changed.severity.value == "warn"
+    assert changed.message.endswith("than what is installed: old, one, two")
+    assert changed.remedy.startswith("Run pip install -e ")
 
 
 def test_editable_distribution_that_was_moved_away_is_wrong(found, tmp_path):

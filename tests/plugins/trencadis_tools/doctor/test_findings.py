@@ -19,40 +19,33 @@ def test_findings_keep_their_order_their_section_and_their_remedy(found):
     assert [found.count(severity) for severity in Severity] == [1, 1, 1]
 
 
-def test_an_error_of_ours_is_a_finding_with_its_hint_as_remedy(found):
-    def check(findings: Findings) -> None:
-        raise ConfigError("it is wrong.", hint="Mend it.")
-
-    assert found.run("config", check) is None
-    (item,) = found
-    assert (item.severity, item.message, item.remedy) == (Severity.FAIL, "it is wrong.", "Mend it.")
-
-
-def test_an_error_without_a_hint_has_the_remedy_of_its_kind(found):
-    found.fail_with(UnknownKeyError("there is no such key."))
-    (item,) = found
-    assert item.remedy.startswith("Use the suggested name, or a name that ``trencadis config --explain`` prints")
-
-
-@pytest.mark.parametrize("error", [ValueError("no\n  such thing"), SystemExit(3), ImportError("gone")])
-def test_whatever_a_check_raises_is_a_finding_on_one_line(found, error):
+@pytest.mark.parametrize(
+    ("error", "message", "remedy"),
+    [
+        (ConfigError("it is wrong.", hint="Mend it."), "it is wrong.", "Mend it."),
+        (UnknownKeyError("no such key."), "no such key.", "Use the suggested name, or a name that ``trencadis config"),
+        (ValueError("no\n  such thing"), "the check of this section raised ValueError: no such thing", ""),
+        (SystemExit(3), "the check of this section raised SystemExit: 3", ""),
+        (ImportError("gone"), "the check of this section raised ImportError: gone", ""),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+@pytest.mark.representatives(5)
+def test_whatever_a_check_raises_is_a_finding_on_one_line_with_a_remedy(found, error, message, remedy):
     def check(findings: Findings) -> int:
         findings.ok("so far")
         raise error
 
     assert found.run("odd", check, otherwise=7) == 7
     first, second = found
-    assert first.message == "so far"
-    assert type(error).__name__ in second.message
-    assert "\n" not in second.message
+    assert (first.message, second.severity, second.message) == ("so far", Severity.FAIL, message)
     assert second.remedy
+    assert second.remedy.startswith(remedy)
 
 
-def test_a_check_returns_what_it_found_out(found):
+def test_a_check_returns_what_it_found_out_and_goes_back_to_the_section_of_an_outer_one(found):
     assert found.run("sum", lambda _, a, b: a + b, 2, 3) == 5
 
-
-def test_a_check_within_a_check_goes_back_to_the_section_of_the_outer_one(found):
     def outer(findings: Findings) -> None:
         findings.run("inner", lambda f: f.ok("1"))
         findings.ok("2")

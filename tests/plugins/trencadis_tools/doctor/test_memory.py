@@ -118,28 +118,27 @@ def test_weights_that_fit_only_as_they_are_stored_are_doubtful_on_a_cpu(found, t
     assert "take about 800 MiB if bfloat16 is held as float32" in told()[0][1]
 
 
-def test_weights_that_do_not_fit_are_wrong(found, told):
-    check_memory(found, Config(), attrs.evolve(MODEL, weights_bytes=1200 * MIB))
-    assert told() == [("fail", "the weights take about 1,200 MiB, the first CUDA device has 1,000 MiB free")]
-
-
-def test_weights_grow_with_the_dtype_they_are_held_in(found, told):
-    check_memory(found, Config(model=ModelConfig(dtype="float32")), attrs.evolve(MODEL, weights_bytes=600 * MIB))
-    assert told()[0][0] == "fail"
-    assert "about 1,200 MiB" in told()[0][1]
-
-
-def test_cache_that_was_asked_for_and_does_not_fit_is_wrong(found, told):
-    check_memory(found, Config(cache=CacheConfig(num_blocks=1000, block_size=16)), MODEL)
-    assert told()[0][0] == "fail"
-    assert "num_blocks = 1000 takes about 1,000 MiB, beside the weights 600 MiB are free" in told()[0][1]
-
-
-def test_cache_without_room_for_the_longest_sequence_is_doubtful(found, told):
-    check_memory(found, Config(cache=CacheConfig(max_bytes=32 * MIB)), MODEL)
-    assert told()[0][0] == "warn"
-    check_memory(found, Config(cache=CacheConfig(max_bytes=32 * MIB), model=ModelConfig(max_model_len=512)), MODEL)
-    assert told()[1][0] == "ok"
+@pytest.mark.parametrize(
+    ("config", "weights_mib", "kind", "words"),
+    [
+        ({}, 1200, "fail", "the weights take about 1,200 MiB, the first CUDA device has 1,000 MiB free"),
+        ({"model": ModelConfig(dtype="float32")}, 600, "fail", "about 1,200 MiB"),
+        (
+            {"cache": CacheConfig(num_blocks=1000, block_size=16)},
+            400,
+            "fail",
+            "num_blocks = 1000 takes about 1,000 MiB, beside the weights 600 MiB are free",
+        ),
+        ({"cache": CacheConfig(max_bytes=32 * MIB)}, 400, "warn", ""),
+        ({"cache": CacheConfig(max_bytes=32 * MIB), "model": ModelConfig(max_model_len=512)}, 400, "ok", ""),
+    ],
+    ids=["weights", "weights in float32", "blocks", "the longest sequence", "a shorter one"],
+)
+@pytest.mark.representatives(5)
+def test_what_does_not_fit_is_wrong_and_room_for_no_sequence_doubtful(found, told, config, weights_mib, kind, words):
+    check_memory(found, Config(**config), attrs.evolve(MODEL, weights_bytes=weights_mib * MIB))
+    assert told()[0][0] == kind
+    assert words in told()[0][1]
 
 
 def test_free_memory_is_the_least_of_machine_and_control_group(tmp_path):

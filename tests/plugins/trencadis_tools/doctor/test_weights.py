@@ -27,39 +27,28 @@ def test_good_weights_are_summed_up(found, told, tmp_path):
     assert told() == []
 
 
-def test_missing_shard_is_wrong(found, told, tmp_path):
-    shard(tmp_path / "a.safetensors")
-    index(tmp_path, "a.safetensors", "b.safetensors")
-    assert check_weights(found, tmp_path, "m") == 0
-    assert told() == [("fail", "model m: 1 files of weights are missing: b.safetensors")]
-
-
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
-        (lambda path: shard(path, cut=8), "is cut off"),
+        (lambda path: shard(path, cut=8), "a.safetensors is cut off"),
         (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid x"), "git lfs pull"),
-        (lambda path: path.write_bytes(b"\xff" * 64), "is no safetensors file"),
-        (lambda path: path.write_bytes(b""), "is no safetensors file"),
-        (lambda path: shard(path, header=b"{not json"), "has a broken header"),
+        (lambda path: path.write_bytes(b"\xff" * 64), "a.safetensors is no safetensors file"),
+        (lambda path: path.write_bytes(b""), "a.safetensors is no safetensors file"),
+        (lambda path: shard(path, header=b"{not json"), "a.safetensors has a broken header"),
+        (lambda path: index(path.parent, path.name), "1 files of weights are missing: a.safetensors"),
+        (lambda path: None, "no *.safetensors"),
+        (
+            lambda path: (path.parent / "pytorch_model.bin").write_bytes(b"x"),
+            "only pickled weights, which are never read: pytorch_model.bin",
+        ),
     ],
+    ids=range(8),
 )
-def test_damaged_file_is_named_with_its_fault(found, told, tmp_path, make, words):
+@pytest.mark.representatives(8)
+def test_weights_that_are_damaged_missing_or_pickled_are_named_with_their_fault(found, told, tmp_path, make, message):
     make(tmp_path / "a.safetensors")
     assert check_weights(found, tmp_path, "m") == 0
-    ((kind, message),) = told()
+    ((kind, said),) = told()
     assert kind == "fail"
-    assert message.startswith("model m: a.safetensors ")
-    assert words in message
-
-
-def test_directory_without_weights_is_wrong(found, told, tmp_path):
-    assert check_weights(found, tmp_path, "m") == 0
-    assert [kind for kind, _ in told()] == ["fail"]
-    assert "no *.safetensors" in told()[0][1]
-
-
-def test_pickled_weights_are_refused_with_the_reason(found, told, tmp_path):
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    assert check_weights(found, tmp_path, "m") == 0
-    assert "only pickled weights, which are never read: pytorch_model.bin" in told()[0][1]
+    assert said.startswith("model m")
+    assert message in said

@@ -11,15 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.simulation import BLOCK_TOKENS, STEP_TIMES, asked, config_of, mixed, printed_under_hash_seeds, run
+from support.simulation import STEP_TIMES, asked, config_of, mixed, run
 from trencadis.errors import ConfigError, StepFailedError
 from trencadis.interfaces import DraftLength
 from trencadis.records import Bucket, Phase
 from trencadis_tools.simulation import DraftFacts, ReplicaEvent, StepShape, load_drafts
 from trencadis_tools.simulation.drafts import DrawnDrafter, drafter_of, simulated_speculation
-from trencadis_tools.simulation.fleet import Fleet
 from trencadis_tools.simulation.step_times import BucketStepTimes
-from trencadis_tools.workloads import Workload
 from trencadis_tools.workloads.draws import Stream, uniforms
 
 HERE = "tests.plugins.trencadis_tools.simulation.test_drafts"
@@ -212,23 +210,6 @@ def test_a_draft_length_that_fails_is_no_result():
         run([asked("a")], tables, drafts=every(0.5))
 
 
-PRINTED = """
-import sys; sys.path[:0] = ["tests", "."]
-from support.simulation import mixed, run
-from trencadis_tools.simulation import DraftFacts
-tables = {"speculation": {"name": "ngram"}, "draft_length": {"name": "goodput"}, "router": {"name": "prefix_affinity"}}
-facts = {"ngram": DraftFacts(acceptance=0.6, found=0.8, step_s=0.001, step_ratio=0.05)}
-print(repr(run(mixed(), tables, replicas=3, drafts=facts).records))
-"""
-
-
-@pytest.mark.nightly
-def test_equal_inputs_give_equal_bytes_whatever_the_hash_seed():
-    printed = printed_under_hash_seeds(PRINTED)
-    assert len(printed) == 1
-    assert len(printed.pop()) > 1000
-
-
 def test_equal_inputs_give_equal_runs():
     tables = {**drafting(4, "goodput"), "router": {"name": "power_of_two"}}
     one, other = (run(mixed(30), tables, replicas=2, drafts=every(0.6, found=0.7, step_s=1e-4)) for _ in range(2))
@@ -272,11 +253,3 @@ def test_as_many_drafts_are_asked_for_as_the_speculator_may_make():
     assert most("mine:Drafter", options={"max_draft_tokens": 9}) == 9
     with pytest.raises(ConfigError, match="do not say how many drafts"):
         most("mine:Drafter")
-
-
-def test_a_fleet_without_a_drafter_has_no_speculation():
-    config, registry = config_of(**drafting())
-    workload = Workload(name="test", requests=(asked("a"),), block_tokens=BLOCK_TOKENS)
-    fleet = Fleet(config, registry, workload, step_times=STEP_TIMES)
-    assert fleet.run().num_draft_tokens == 0
-    fleet.close()

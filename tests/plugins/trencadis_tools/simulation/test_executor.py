@@ -34,28 +34,6 @@ def ends_of(engine):
     return ends
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_texts_have_the_true_lengths_whoever_shares_the_batch(overlap: bool) -> None:
-    lengths = [5, 1, 17, 8]
-    engine, _ = engine_of(lengths, async_scheduling=overlap, max_num_seqs=3)
-    for index in range(4):
-        engine.add(request(index, 10 + 30 * index))
-    ends = ends_of(engine)
-    assert [len(ends[str(index)].token_ids) for index in range(4)] == lengths
-    assert {end.finish_reason for end in ends.values()} == {FinishReason.STOP}
-
-
-def test_texts_keep_their_lengths_through_preemptions() -> None:
-    clock = SimulatedClock()
-    executor = SimulatedExecutor(clock, STEP_TIME, [30] * 4, max_model_len=60)
-    engine = make_engine(executor=executor, clock=clock, num_blocks=20, max_num_seqs=4)
-    for index in range(4):
-        engine.add(request(index, 12))
-    ends = ends_of(engine)
-    assert engine.totals.num_preempted > 0
-    assert [len(end.token_ids) for end in ends.values()] == [30] * 4
-
-
 def test_swapped_blocks_keep_the_device_busy_for_as_long_as_their_copies_take() -> None:
     """3 + 1 blocks of 4 tokens of 128 KiB at 20 GB/s, before a step of one token after no context."""
     clock = SimulatedClock()
@@ -87,32 +65,3 @@ def test_what_a_request_allows_still_ends_it() -> None:
     engine.add(request(0, 10, max_tokens=6))
     end = ends_of(engine)["0"]
     assert (len(end.token_ids), end.finish_reason) == (6, FinishReason.LENGTH)
-
-
-def test_time_is_that_of_the_model_exactly() -> None:
-    """A prompt of 20 and three tokens: 1 + .2 + .02, then 1 + .01 + .021 and 1 + .01 + .022 s."""
-    engine, clock = engine_of([3], async_scheduling=False)
-    engine.add(request(0, 20))
-    end = ends_of(engine)["0"]
-    assert end.first_token_s == pytest.approx(1.22)
-    assert end.finish_s == pytest.approx(1.22 + 1.031 + 1.032)
-    assert clock.now_s() == end.finish_s
-    assert engine.totals.device_s == pytest.approx(end.finish_s)
-
-
-def test_steps_in_flight_run_one_after_the_other() -> None:
-    engine, clock = engine_of([3], async_scheduling=True)
-    engine.add(request(0, 20))
-    engine.step()
-    assert clock.now_s() == pytest.approx(1.22)
-    engine.step()
-    assert clock.now_s() == pytest.approx(1.22 + 1.031)
-
-
-def test_an_idle_device_starts_when_there_is_work() -> None:
-    engine, clock = engine_of([1, 1], async_scheduling=False)
-    engine.add(request(0, 20))
-    ends_of(engine)
-    clock.advance(100.0)
-    engine.add(request(1, 20))
-    assert ends_of(engine)["1"].finish_s == pytest.approx(1.22 + 100 + 1.22)

@@ -43,26 +43,6 @@ def served(requests, *, replicas=1, router="round_robin"):
     return run(requests, tables, replicas=replicas, step_times=OneRequest())
 
 
-def mean_wait_s(result):
-    return sum(record.e2e_s - SERVICE_S for record in result.records) / len(result.records)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("load", [0.3, 0.7])
-def test_one_request_a_step_is_an_m_d_1_queue(load):
-    """Mean wait ρ·s / (2·(1 − ρ)). The standard error of n correlated waits is that of n·(1 − ρ)² / 2 independent ones of that size.
-
-    Source: Pollaczek and Khinchine; the correlation of waits: Whitt, "Planning queueing simulations", 1989.
-    """
-    num_requests = 4000
-    expected_s = load * SERVICE_S / (2 * (1 - load))
-    error_s = 3 * expected_s * math.sqrt(2 / (num_requests * (1 - load) ** 2))
-    result = served(arrivals(num_requests, load / SERVICE_S))
-    assert mean_wait_s(result) == pytest.approx(expected_s, abs=error_s)
-    assert result.busy_s[0] == pytest.approx(num_requests * SERVICE_S)
-    assert result.busy_s[0] / result.duration_s == pytest.approx(load, rel=3 / math.sqrt(num_requests) + 0.01)
-
-
 def test_every_wait_is_that_of_lindleys_recursion():
     """W(n + 1) = max(0, W(n) + s − (a(n + 1) − a(n))): no error at all, request by request.
 

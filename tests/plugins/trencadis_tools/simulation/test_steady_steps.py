@@ -62,10 +62,6 @@ class Promises(SchedulingPolicy, SupportsSteadySteps):
         return self.answer
 
 
-class Silent(SchedulingPolicy):
-    """First come, first served, and no word of how long that holds."""
-
-
 def steps_of(fleet: Fleet) -> list[tuple[int, int, tuple[tuple[int, int, int], ...]]]:
     """Return what each replica is asked to compute in each step: replica, number, and (row, start, tokens) of each sequence."""
     seen: list[Any] = []
@@ -193,12 +189,6 @@ def test_no_more_steps_are_skipped_than_are_promised(monkeypatch):
     one, several = both([asked("a", output=40)], serves(f"{HERE}:Promises"))
     assert_same(one.run(), several.run())
     assert 40 / 3 <= several.num_plans < 20
-
-
-def test_a_policy_that_promises_nothing_is_asked_in_each_step():
-    one, several = both(mixed(20), serves(f"{HERE}:Silent"))
-    assert_same(one.run(), several.run())
-    assert several.num_plans == several.num_steps
 
 
 WATCHED = {
