@@ -45,13 +45,6 @@ def test_choices_are_in_order_of_prompts_and_usage_is_their_sum(serve: Any, toke
         assert [choice["finish_reason"] for choice in mine][-1] == "length"
 
 
-@pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7], [8, 9]]])
-def test_token_ids_are_prompts(serve: Any, tokenizer: Tokenizer, prompt: Any) -> None:
-    answer = serve(lambda api: api.ok(PATH, prompt=prompt, max_tokens=4))
-    prompts = prompt if isinstance(prompt[0], list) else [prompt]
-    assert [choice["text"] for choice in answer["choices"]] == [text_of(tokenizer, tuple(one), 4) for one in prompts]
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_an_echo_has_the_prompt_before_the_text_and_null_for_its_first_token(serve: Any, n: int) -> None:
     body = {"prompt": "Hello there, you", "max_tokens": 4, "echo": True, "logprobs": 1, "n": n}

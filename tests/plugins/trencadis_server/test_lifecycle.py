@@ -91,30 +91,9 @@ def test_what_does_not_end_in_time_is_cut_short_but_answered(gated_engine):
     assert server.admission.num_requests == 0
 
 
-def test_a_second_stop_does_not_wait_for_the_drain(gated_engine):
-    open_llm, go_on = gated_engine
-    with running(open_llm, drain_timeout_s=3600.0) as server:
-        go_on.clear()
-        thread, _ = in_background(lambda: _ignoring_errors(lambda: completion(server, max_tokens=200)))
-        server.wait_until(lambda: server.gate.num_inside == 1)
-        server.stop()
-        server.stop()
-        go_on.set()
-        server.join()
-        thread.join()
-    assert server.admission.num_requests == 0
-
-
 def test_the_fastest_event_loop_that_is_installed_is_used(monkeypatch):
     factory = event_loop_factory()
     loop = factory() if factory else asyncio.new_event_loop()
     loop.close()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert event_loop_factory() is None
-
-
-def _ignoring_errors(call):
-    try:
-        return call()
-    except httpx.HTTPError as error:
-        return error

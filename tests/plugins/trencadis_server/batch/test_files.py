@@ -25,20 +25,9 @@ def output(tmp_path):
 
 def test_empty_lines_of_the_input_are_left_out_but_numbered(tmp_path):
     file = tmp_path / "in.jsonl"
-    file.write_bytes(b"one\n\n  \nfour\r\nfive")
+    file.write_bytes(b"\xef\xbb\xbfone\n\n  \nfour\r\nfive")  # and the mark of byte order
     assert [(number, text.strip()) for number, text in input_lines(file)] == [(1, b"one"), (4, b"four"), (5, b"five")]
     assert count_lines(file) == 3
-
-
-def test_an_input_that_cannot_be_read_is_said_in_words(tmp_path):
-    with pytest.raises(ConfigError, match="No such file"):
-        count_lines(tmp_path / "none.jsonl")
-    with pytest.raises(ConfigError, match="Is a directory"):
-        count_lines(tmp_path)
-
-
-def test_no_output_means_nothing_is_done(tmp_path):
-    assert read_output(tmp_path / "none.jsonl") == Done()
 
 
 def test_what_is_in_the_output_is_done(output):
@@ -75,30 +64,6 @@ def test_each_line_is_in_the_file_before_the_next_is_written(tmp_path):
         assert file.read_bytes().count(b"\n") == 1
 
 
-def test_an_output_that_cannot_be_written_is_said_in_words(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be written"):
-        OutputFile(tmp_path / "no" / "out.jsonl")
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
-    file = tmp_path / "in.jsonl"
-    file.write_bytes(b"\xef\xbb\xbfone\ntwo\n")
-    assert list(input_lines(file)) == [(1, b"one\n"), (2, b"two\n")]
-
-
-def test_a_pipe_cannot_be_the_input_since_it_is_read_twice(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(ConfigError, match=r"no regular file.*cannot be a pipe"):
-        count_lines(pipe)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_a_device_cannot_be_the_output_since_reading_it_may_never_end():
-    with pytest.raises(ConfigError, match="no regular file"):
-        read_output(Path("/dev/full"))
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_a_full_disk_is_said_in_words_and_closing_is_still_possible(tmp_path):
     with OutputFile(tmp_path / "out.jsonl") as opened:
@@ -107,3 +72,18 @@ def test_a_full_disk_is_said_in_words_and_closing_is_still_possible(tmp_path):
         os.close(full)
         with pytest.raises(ConfigError, match=r"No space left on device.*it goes on from here"):
             opened.write(OK)
+
+
+def test_what_cannot_be_read_or_written_is_said_in_words(tmp_path):
+    pipe, none = tmp_path / "pipe", tmp_path / "none.jsonl"
+    os.mkfifo(pipe)
+    for call, file, words in (
+        (count_lines, none, "No such file"),
+        (count_lines, tmp_path, "Is a directory"),
+        (count_lines, pipe, "no regular file.*cannot be a pipe"),  # it is read twice
+        (read_output, Path("/dev/full"), "no regular file"),  # reading it may never end
+        (OutputFile, tmp_path / "no" / "out.jsonl", "cannot be written"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            call(file)
+    assert read_output(none) == Done()

@@ -196,7 +196,3 @@ def test_an_answer_in_parts_is_put_together():
         return StreamingResponse(body())
 
     assert call(app_with(router), "/v1/parts", b"{}").body == b"ab"
-
-
-def test_errors_are_answers():
-    assert call(app_with(), "/v1/nothing", b"{}").status == 404

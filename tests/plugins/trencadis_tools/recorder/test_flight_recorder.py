@@ -207,23 +207,14 @@ def test_a_full_disk_leaves_no_half_of_a_file(tmp_path, monkeypatch):
     assert files.write(record_of(engine)) is not None
 
 
-def test_the_oldest_files_go_first_and_others_stay(tmp_path):
-    files = FlightFiles(FlightRecorderConfig(folder=str(tmp_path), max_files=3))
-    (tmp_path / "notes.txt").write_text("mine")
-    record, paths = record_of(recording_engine()), []
-    for moment in range(5):
-        record.written_at = 1e9 + moment
-        paths.append(files.write(record).name)
-    assert files_in(tmp_path) == sorted([*paths[2:], "notes.txt"])
-
-
-def test_records_on_request_push_out_none_of_a_fault_or_a_stall(tmp_path):
+def test_the_oldest_files_of_a_reason_go_first_and_others_stay(tmp_path):
     files = FlightFiles(FlightRecorderConfig(folder=str(tmp_path), max_files=2))
+    (tmp_path / "notes.txt").write_text("mine")
     record, kept = record_of(recording_engine()), []
     for moment, reason in enumerate(["fault", "stall", "signal", *["request"] * 5, "fault"]):
         record.written_at, record.reason = 1e9 + moment, reason
         kept.append(files.write(record).name)
-    assert files_in(tmp_path) == sorted([*kept[:3], *kept[-3:]])
+    assert files_in(tmp_path) == sorted([*kept[:3], *kept[-3:], "notes.txt"])
 
 
 def test_faults_within_the_pause_are_one_record():

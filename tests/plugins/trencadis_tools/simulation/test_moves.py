@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.simulation import BLOCK_TOKENS, STEP_TIMES, asked, config_of, mixed, run
-from trencadis.errors import StepFailedError
 from trencadis.interfaces import Move, Router, SupportsMoves
 from trencadis_tools.simulation import ReplicaEvent
 from trencadis_tools.simulation.fleet import Fleet
@@ -167,8 +166,3 @@ def test_a_replica_that_is_drained_can_be_emptied_at_once():
     assert [record.replica for record in emptied.records] == [1, 1, 1]
     assert emptied.busy_s[0] < 0.4 < emptied.busy_s[1]
     assert emptied.num_rebalanced == 3
-
-
-def test_a_router_that_fails_when_asked_for_moves_ends_the_run():
-    with pytest.raises(StepFailedError, match="the router failed"):
-        run([asked("a", output=9)], routed("Fails"), replicas=2)

@@ -94,15 +94,12 @@ def test_bursts_have_their_share_of_requests_and_the_mean_rate() -> None:
     assert in_bursts == pytest.approx(10 / 19, abs=0.05)
 
 
-def test_all_at_once_is_a_rate_without_limit() -> None:
-    assert arrival_times(Arrivals(rate=math.inf), 0, 3).tolist() == [0, 0, 0]
-    assert stretch([0.0, 1.0, 4.0], math.inf) == 0
-
-
 def test_recorded_times_are_stretched_to_the_mean_rate() -> None:
     assert stretch([1.0, 2.0, 5.0], 2.0) * (5 - 1) == 1.0, "three requests, two gaps, two a second"
     assert stretch([1.0, 2.0, 5.0], 0.0) == 1.0
     assert stretch([3.0], 2.0) == 1.0
+    assert stretch([0.0, 1.0, 4.0], math.inf) == 0, "all at once"
+    assert arrival_times(Arrivals(rate=math.inf), 0, 3).tolist() == [0, 0, 0]
 
 
 def test_times_without_a_rate_are_refused() -> None:
