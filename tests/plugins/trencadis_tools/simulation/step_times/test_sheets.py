@@ -59,6 +59,14 @@ def test_parts_of_a_small_model_are_those_counted_by_hand():
     assert parts.link_s == 0.0
 
 
+def test_two_ranks_halve_all_but_the_sums_between_them():
+    one, two = (SheetStepTimes(model=SMALL, device=ROUND, tensor=tensor).parts(DECODES) for tensor in (1, 2))
+    for name in ("decode_compute_s", "decode_kv_s", "weights_s"):
+        assert getattr(two, name) == pytest.approx(getattr(one, name) / 2)
+    # Four tokens of 8 numbers of two bytes, twice in each of two layers, of which a ring of two sends 2 * 1 / 2.
+    assert two.link_s == pytest.approx(4 * 8 * 2 * 2 * 2 / 1e8)
+
+
 def test_a_token_is_computed_by_its_experts_and_all_experts_are_read():
     experts = {"num_expert_layers": 1, "num_experts": 8, "num_routes": 2, "expert_size": 4, "shared_expert_size": 3}
     model = attrs.evolve(SMALL, **experts)
@@ -127,6 +135,14 @@ def test_sums_over_ranks_of_an_h100_count_as_in_inference_sim():
     times = SheetStepTimes(model=LLAMA_2_7B, device=H100, tensor=4)
     link_us = 2 * 32 * 4 * 4096 * 2 * 2 * 3 / 4 / 3.35e6
     assert H100.factors.link * times.parts(DECODES).link_s * 1e6 == pytest.approx(0.752037 * link_us, rel=1e-12)
+
+
+def test_the_roofline_is_the_larger_of_operations_and_bytes():
+    times = SheetStepTimes(model=LLAMA_2_7B, device=H100, form="roofline")
+    parts = times.parts(DECODES)
+    assert times.device_s(DECODES) == parts.weights_s + parts.decode_kv_s
+    long = StepShape(num_prefills=1, num_prefill_tokens=20_000)
+    assert times.device_s(long) == times.parts(long).prefill_compute_s
 
 
 def test_the_bounded_form_is_the_larger_of_the_published_one_and_the_roofline():
