@@ -120,6 +120,7 @@ def test_what_would_fit_no_empty_server_is_refused_when_that_is_known(
     ("limit", "max_tokens", "kept"),
     [(None, 4, 12), (3, 4, 3), (99, 4, 12), (-1, 4, 6), (-1, None, 9), (-1, 99, 1), (0, 4, 0)],
 )
+@pytest.mark.representatives(7)
 def test_truncation_keeps_the_end(tokenizer: Tokenizer, limit: int | None, max_tokens: int | None, kept: int) -> None:
     prompt = tuple(range(12))
     result = truncated(prompt, limit, tokenizer=tokenizer, max_model_len=10, max_tokens=max_tokens)
@@ -137,6 +138,7 @@ def test_truncation_keeps_the_end(tokenizer: Tokenizer, limit: int | None, max_t
         ((1,), 1, (1,)),
     ],
 )
+@pytest.mark.representatives(7)
 def test_truncation_keeps_the_beginning_of_sequence(prompt: tuple[int, ...], limit: int, kept: tuple[int, ...]) -> None:
     tokenizer: Any = SimpleNamespace(opening=(1,))
     assert truncated(prompt, limit, tokenizer=tokenizer, max_model_len=6, max_tokens=2) == kept
