@@ -102,12 +102,12 @@ def test_cancelled_pull_is_released_and_touches_nothing_afterwards(consumer: Con
 def test_pull_that_waits_for_a_thread_asks_for_patience(producer: Producer) -> None:
     consumer = Consumer(num_pull_threads=1, pull_timeout_s=600.0)
     with FaultProxy(producer.node.server.port) as proxy:
-        proxy.to_client.set(stall_at=0)
+        proxy.to_client.set(stall_at=400)
         producer.node.holds.add(2, "other", dict(zip(HASHES, range(NUM_BLOCKS), strict=True)), num_bytes=1)
         hold = producer.node.holds._by_name["other"]
         until_s = hold.expires_s
         waits = order(producer, 2, [1], lease_s=0.01, name="other")
-        consumer.begin(order(producer, 1, [0], port=proxy.port), waits)
+        consumer.begin(order(producer, 1, [0, 2, 3, 4, 5, 6], port=proxy.port), waits)
         proxy.to_client.happened.wait(60)
         producer.clock.advance(20)
         consumer.until(lambda _: hold.expires_s >= until_s + 20)
