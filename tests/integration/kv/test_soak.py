@@ -55,13 +55,7 @@ LIMITS: dict[str, Any] = {"lookup_timeout_s": 0.5, "load_timeout_s": 2.0, "coold
 
 @attrs.define
 class Place:
-    """Where blocks are kept, and how that goes wrong apart from what :class:`FaultyStore` does.
-
-    Attributes:
-        make: Returns a connector, given its context.
-        spoil: Does one thing to what lies there, or to the way there.
-        mend: Lets the way there be good again.
-    """
+    """Where blocks are kept, and how that goes wrong apart from what :class:`FaultyStore` does."""
 
     make: Callable[[ComponentContext], ConnectorPair]
     spoil: Callable[[random.Random], None] = lambda rng: None
@@ -69,7 +63,6 @@ class Place:
 
 
 def spoil_files(folder: Path, rng: random.Random) -> None:
-    """Cut, change, empty or remove a file."""
     files = sorted(Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     if not files:
         return
@@ -89,7 +82,6 @@ def spoil_files(folder: Path, rng: random.Random) -> None:
 
 
 def spoil_server(server: RedisServer, proxy: FaultProxy, rng: random.Random) -> None:
-    """Spoil the way to the server, or what it has; or kill it."""
     way = rng.choice([proxy.to_client, proxy.to_server])
     match rng.randrange(8):
         case 0:
@@ -153,18 +145,11 @@ def place(name: str, folder: Path, faults: Faults) -> Iterator[Place]:
 
 
 def part(noun: str, name: str) -> Any:
-    """Return what connectors are given."""
     return {"eviction": OldestFirst, "kv_policy": KVPolicy, "kv_codec": IdentityCodec}[noun]()
 
 
 class Soak:
-    """One engine, and what is expected of it.
-
-    Args:
-        one: The engine.
-        where: Its blocks' place.
-        faults: Of the stores there.
-    """
+    """One engine, and what is expected of it."""
 
     def __init__(self, one: EngineUnderTest, where: Place, faults: Faults) -> None:
         self._one = one
@@ -183,11 +168,9 @@ class Soak:
 
     @property
     def num_loaded(self) -> int:
-        """Loads that arrived whole."""
         return self._one.engine.stage("transfer").transfers.num_loaded
 
     def operate(self, number: int) -> None:
-        """Do some random things."""
         rng = self._rng
         names = ["step", "add", "abort", "fault", "mend", "spoil", "leap"]
         weights = [70, 14, 3, 3, 4, 4, 2]
@@ -211,7 +194,6 @@ class Soak:
             self._one.settle()
 
     def add(self) -> None:
-        """Have a request come."""
         if len(self._live) >= 10:
             return
         rng = self._rng
@@ -226,7 +208,6 @@ class Soak:
         self._live[request.request_id] = request
 
     def abort(self) -> None:
-        """Have a client go away."""
         if self._live:
             name = self._rng.choice(list(self._live))
             end = self._one.engine.abort(name)
@@ -236,18 +217,15 @@ class Soak:
             self.num_aborted += 1
 
     def fault(self) -> None:
-        """Have stores do something wrong, whatever they did before."""
         rng = self._rng
         fault = rng.choice([fault for fault in Fault if fault is not Fault.NONE])
         self._faults.begin(fault, calls=rng.sample(sorted(CALLS), rng.choice([1, 2, 4])), every=rng.choice([1, 2, 5]))
 
     def mend(self) -> None:
-        """Have everything be as it should."""
         self._faults.end()
         self._where.mend()
 
     def spoil(self) -> None:
-        """Spoil what lies in the store, or the way there."""
         self._where.spoil(self._rng)
 
     def leap(self) -> None:
@@ -272,7 +250,6 @@ class Soak:
         assert self._one.books.faults() == []
 
     def is_used_again(self) -> bool:
-        """Return whether the store is used when it has been well for a while."""
         self.mend()
         before = self.num_loaded
         for _ in range(40):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import ipaddress
+import logging
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -355,7 +359,50 @@ def test_interrupt_between_calls_is_harmless(proxy: FaultProxy, store_at: Callab
     assert proxy.num_connections == before, "the connection was lost"
 
 
-__all__ = ["BLOCK_BYTES", "keys", "num_clients", "objects", "read", "stores", "whole"]
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate for 127.0.0.1, signed by itself, and its key."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    folder, key = tmp_path_factory.mktemp("tls"), ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tls_server(certificates: Path) -> Iterator[RedisServer]:
+    with running_redis(tls=certificates) as server:
+        yield server
+
+
+def test_what_was_put_is_got_through_tls_and_a_server_that_nobody_vouches_for_gets_nothing(
+    tls_server: RedisServer, certificates: Path, store_at: Callable[..., RedisStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    todo = objects(40)
+    with caplog.at_level(logging.INFO, "trencadis.kv.redis"):
+        store = store_at(tls_server, url=tls_server.url, tls_ca_path=str(certificates / "cert.pem"))
+        assert store.put(keys(40), todo) == 40
+    assert "policy allkeys-lfu" in caplog.text, "redis-py found no way in"
+    assert read(store, 40) == [whole(pieces) for pieces in todo]
+    assert store.contains([*keys(40), "kv1/none"]) == 40
+    with pytest.raises(TransferError, match=r"kv_connector\.redis\.tls_ca_path") as caught:
+        store_at(tls_server, url=tls_server.url).contains(keys(1))
+    assert caught.value.cause == TransferCause.UNREACHABLE
+    with pytest.raises(TransferError):
+        store_at(tls_server, io_timeout_s=1.0).contains(keys(1))  # plain text
 
 
 BLOCK_BYTES = 100_000
