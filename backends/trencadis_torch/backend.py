@@ -167,7 +167,7 @@ class TorchBackend(Backend):
 
     @property
     def capabilities(self) -> BackendCapabilities:
-        """As configured."""
+        """The configured capabilities."""
         return self._capabilities
 
     @property

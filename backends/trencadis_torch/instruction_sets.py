@@ -75,12 +75,12 @@ class InstructionSet(NamedTuple):
 
     @property
     def all_options(self) -> tuple[str, ...]:
-        """Of this set and those before. Pure."""
+        """Those of this set and of those before. Pure."""
         return (*(_BY_NAME[self.before].all_options if self.before else ()), *self.options)
 
     @property
     def all_flags(self) -> frozenset[str]:
-        """Of this set and those before. Pure."""
+        """Those of this set and of those before. Pure."""
         return frozenset(self.flags) | (_BY_NAME[self.before].all_flags if self.before else frozenset())
 
 

@@ -45,7 +45,7 @@ _SIZE: Final = _LABELS + (1 + _MAX_LABELS) * _LABEL_BYTES
 _NONE: Final = 0
 
 _DECAY: Final = 0.99
-"""Of the slow step, with each step: after 70 faster ones half of it is left."""
+"""Factor by which the slow step decays with each step: after 70 faster ones half of it is left."""
 
 
 class EnginePhase(enum.IntEnum):
@@ -65,7 +65,7 @@ class EnginePhase(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """As messages have it."""
+        """The phase as messages name it."""
         return "backend.forward" if self is EnginePhase.FORWARD else self.name.lower()
 
     @property
@@ -220,7 +220,7 @@ class Activity:
 
 
 ACTIVITY: Final = Activity()
-"""Of this process."""
+"""The activity of this process."""
 
 
 @attrs.frozen(kw_only=True)

@@ -20,7 +20,7 @@ __all__ = ["cache_directory", "keep", "kept"]
 
 _DIGEST_BYTES: Final = 32
 _MAX_FILES: Final = 256
-"""Of a directory: small ones do not add up to what takes long to list."""
+"""Most files of a directory: small ones do not add up to what takes long to list."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 

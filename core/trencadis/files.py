@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MAX_BYTES: Final = 2**30
-"""Of a file."""
+"""Size of a file at most."""
 
 MAX_DEPTH: Final = 64
 """Tables and lists within each other."""

@@ -134,7 +134,7 @@ class GgufTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Its size in the file."""
+        """Size in the file."""
         return math.prod(self.shape) // self.kind.block * self.kind.num_bytes
 
 

@@ -27,14 +27,14 @@ FORMATS = ("text", "json", "journal")
 
 _LINE = "%(levelname)s %(name)s: %(message)s"
 _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-"""Of syslog, by the least level that has one; source: sd-daemon(3)."""
+"""Priorities of syslog, by the least level that has one; source: sd-daemon(3)."""
 _DEBUG_PRIORITY = 7
 
 
 _names = {"trencadis"}
 """Loggers that are shown."""
 _level = ""
-"""Of all of them; empty until the command line has said it."""
+"""Level of all loggers; empty until the command line has said it."""
 _loading_level = ""
 """In the place of ``_level`` while an engine loads."""
 _num_loading = 0

@@ -51,7 +51,7 @@ _before: list[tuple[int, int, int]] = []
 """The thresholds as each of the contexts that are open now found them."""
 
 _STARTED: Final = 19
-"""Of the fields behind the name in ``/proc/self/stat``: when the process started, clock ticks since the system did. Source: proc(5)."""
+"""Index, among the fields behind the name in ``/proc/self/stat``, of the time when the process started, clock ticks since the system did. Source: proc(5)."""
 
 _own = False
 
@@ -200,7 +200,7 @@ def start_in_words(entries: Iterable[LedgerEntry]) -> str:
 
 
 LEDGER: Final = Ledger()
-"""Of this process."""
+"""The ledger of this process."""
 
 
 def end_start(model: str) -> None:

@@ -259,7 +259,7 @@ class BackendConformance(SwapTests, PoolTests, LayerTests):
         self._finish(driver, prompts)
 
     def test_chunk_that_is_not_the_last_emits_nothing(self) -> None:
-        """Its sequence has a count of 0 in the order of the plan."""
+        """The sequence has a count of 0 in the order of the plan."""
         backend, prompts = self._loaded()
         driver = self._driver(backend)
         for row, prompt in enumerate(prompts):

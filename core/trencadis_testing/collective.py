@@ -103,7 +103,7 @@ class CollectiveConformance:
 
     @pytest.mark.parametrize("dtype", ["int32", "float16"])
     def test_broadcast_brings_the_tensor_of_its_source(self, dtype: str) -> None:
-        """Of each rank in turn; the source's own tensor stays as it was."""
+        """Each rank is the source in turn, and its own tensor stays as it was."""
         import torch
 
         with self._ranks(3) as ranks:

@@ -126,7 +126,7 @@ class DraftLengthConformance:
 
     @pytest.mark.parametrize("pads", [False, True])
     def test_the_view_is_not_changed(self, pads: bool) -> None:
-        """Its arrays are the engine's own; those of a verdict, too."""
+        """The arrays are the engine's own; those of a verdict, too."""
         length, rng = self.make(), random.Random(7)
         for _ in range(12):
             view = _some_view(rng, pads=pads)

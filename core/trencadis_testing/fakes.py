@@ -130,7 +130,7 @@ class FakeBackend(Backend):
 
     @property
     def capabilities(self) -> BackendCapabilities:
-        """As constructed."""
+        """The capabilities that it was constructed with."""
         return self._capabilities
 
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:

@@ -67,7 +67,7 @@ class KVFaultConformance(ConnectorSuite):
             assert one.books.causes.total(), f"a store that is {fault} failed no load"
 
     def test_store_that_claims_what_it_has_not_costs_a_miss(self) -> None:
-        """As one does whose index is older than its objects."""
+        """An index may be older than its objects."""
         todo, faults = arrivals(2, num_requests=8), Faults()
         faults.begin(Fault.CLAIMS, calls={"contains"})
         with self.engine(self.make_faulty(faults), prefix_caching=False) as one:

@@ -17,7 +17,7 @@ from trencadis.records import TransferCause
 __all__ = ["CALLS", "DictStore", "Fault", "Faults", "FaultyStore"]
 
 CALLS = frozenset({"contains", "get", "put", "delete"})
-"""Of a store, that a fault can be in."""
+"""Calls of a store that a fault can be in."""
 
 _LONGEST_STALL_S = 30.0
 """A stall ends by then, so that a connector that never interrupts fails its test and does not hang it."""

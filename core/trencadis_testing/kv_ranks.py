@@ -66,7 +66,7 @@ class RankPool(KVPool):
 
     @property
     def layout(self) -> KVLayout:
-        """As given."""
+        """The given layout."""
         return self._layout
 
     def read_blocks(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:

@@ -39,7 +39,7 @@ class ConnectorSuite:
 
     @property
     def clock(self) -> SimulatedClock:
-        """Of the engines, and of the connectors that the command line names; a new one in each test."""
+        """Clock of the engines, and of the connectors that the command line names; a new one in each test."""
         clock: SimulatedClock = self.__dict__.setdefault("_clock", SimulatedClock())
         return clock
 

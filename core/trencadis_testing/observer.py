@@ -199,7 +199,7 @@ class ObserverConformance:
         observer.close()
 
     def test_steps_and_sequences_may_come_mixed(self) -> None:
-        """As in an engine's life: sequences end between steps."""
+        """Sequences end between steps in an engine."""
         observer = self.make()
         for step in SAMPLE_STEPS.values():
             observer.on_step(step)

@@ -202,7 +202,7 @@ class RouterConformance:
                 router.on_finished(*live.pop(rng.randrange(len(live))))
 
     def test_no_healthy_replica_is_left_without_requests(self) -> None:
-        """Of requests that have nothing in common each gets some, and who is not healthy gets none."""
+        """Each healthy replica gets some of the requests that have nothing in common, and who is not healthy gets none."""
         router, count = self.make(), 5
         num_live = [0] * count
         healthy = [True, True, False, True, True]

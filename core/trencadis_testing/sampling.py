@@ -358,7 +358,7 @@ class SamplingConformance:
         assert together == apart
 
     def test_a_sequence_is_the_same_beside_drafts_that_branch(self) -> None:
-        """Its own drafts follow each other; the histories of a call in which others branch lie elsewhere, and are fewer."""
+        """Drafts of this sequence follow each other; the histories of a call in which others branch lie elsewhere, and are fewer."""
         honoured = parameters_in(self.honours or self.make().honours)
         asked = [{}, *({name: value} for name, value in _WITH_HISTORY.items() if parameters_in([name]) <= honoured)]
         for params in asked:

@@ -255,7 +255,7 @@ class LogitsProcessorConformance:
             assert np.array_equal(rest, expected[3:])
 
     def test_drafts_that_branch_are_read_by_their_histories(self) -> None:
-        """Of a processor that supports branches: two drafts after one token, each as if it were the only one."""
+        """A processor that supports branches treats each of two drafts after one token as if it were the only one."""
         logits = _logits(3, seed=7)
         for params in self.asking:
             bench = _Bench(self)

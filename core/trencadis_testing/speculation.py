@@ -146,7 +146,7 @@ class SpeculationConformance:
         assert moved == [straight[i] for i in order], f"{moved} for the order {order} of {straight}"
 
     def test_the_view_is_not_changed(self) -> None:
-        """Its arrays are the engine's own."""
+        """The arrays are the engine's own."""
         view = draft_view(self._histories(1))
         before = [array.copy() for array in _arrays(view)]
         self.make().propose(view)

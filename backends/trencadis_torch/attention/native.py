@@ -56,7 +56,7 @@ class _Call(ctypes.Structure):
 
 
 _KERNELS: Final[dict[frozenset[torch.dtype], NativeAttention]] = {}
-"""Of this process, by the data types of caches that they read."""
+"""Kernels of this process, by the data types of caches that they read."""
 
 CALL: Final = np.dtype(_Call)
 """One layer's call as a record: calls of several layers are an array of them."""

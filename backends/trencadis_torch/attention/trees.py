@@ -96,7 +96,7 @@ class DraftTrees:
 
     @property
     def max_depth(self) -> int:
-        """Of all nodes."""
+        """Largest depth of all nodes."""
         return int(self.depths.max())
 
     def positions(self, positions: Int64Array, firsts: Int64Array) -> Int64Array:

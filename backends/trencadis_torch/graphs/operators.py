@@ -161,35 +161,35 @@ class GraphNative(Native):
     """The library of :mod:`trencadis_torch.linear.native`, which graphs can call, too; eager code calls it as directly as ever."""
 
     def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """As in ``Native``."""
+        """Run the operator of this name in ``Native``."""
         return _op("linear", x, *packed) if torch.compiler.is_compiling() else super().linear(x, packed)
 
     def rows(self, ids: torch.Tensor, packed: Packed, scale: float) -> torch.Tensor:
-        """As in ``Native``."""
+        """Run the operator of this name in ``Native``."""
         return _op("rows", ids, *packed, scale) if torch.compiler.is_compiling() else super().rows(ids, packed, scale)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """As in ``Native``."""
+        """Run the operator of this name in ``Native``."""
         if torch.compiler.is_compiling():
             return _op("rms_norm", x, weight, eps)
         return super().rms_norm(x, weight, eps)
 
     def gate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
-        """As in ``Native``."""
+        """Run the operator of this name in ``Native``."""
         return _op("gate", x, activation) if torch.compiler.is_compiling() else super().gate(x, activation)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-        """As in ``Native``."""
+        """Run the operator of this name in ``Native``."""
         if torch.compiler.is_compiling():
             return _op("layer_norm", x, weight, bias, eps)
         return super().layer_norm(x, weight, bias, eps)
 
     def activate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
-        """As in ``Native``."""
+        """Run the operator of this name in ``Native``."""
         return _op("activate", x, activation) if torch.compiler.is_compiling() else super().activate(x, activation)
 
     def rotate(self, x: torch.Tensor, heads: Heads, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """As in ``Native``."""
+        """Run the operator of this name in ``Native``."""
         if not torch.compiler.is_compiling():
             super().rotate(x, heads, angles)
             return

@@ -22,7 +22,7 @@ class Head(Protocol):
 
     @property
     def layer(self) -> AttentionLayer:
-        """Its layer of the KV cache."""
+        """Layer of the head in the KV cache."""
         ...
 
     @property

@@ -47,7 +47,7 @@ class LayerInputs:
 
     @property
     def states(self) -> torch.Tensor:
-        """Of the last forward, side by side, ``[T, layers × H]``."""
+        """States of the last forward, side by side, ``[T, layers × H]``."""
         return torch.cat([self._found[number].flatten(0, -2) for number in self.layers], -1)
 
 

@@ -170,7 +170,7 @@ class RowsEmbedding(nn.Module):
 
     @property
     def head(self) -> PackedLinear:
-        """As given."""
+        """The given head."""
         return self._head[0]
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:

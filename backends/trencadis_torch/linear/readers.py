@@ -45,7 +45,7 @@ LARGER: Final = 30.0
 _TENSORS: Final = ("query", "key", "value")
 _ANGLES: Final = "position_embeddings"
 _EPS: Final = (1e-5, 1e-6)
-"""Of norms that do not say it."""
+"""Values for norms that do not state it."""
 
 _ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "silu": functional.silu,

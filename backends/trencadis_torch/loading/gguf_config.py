@@ -67,7 +67,7 @@ _MORE_SCALING: Final[Mapping[str, Mapping[str, Any]]] = {"gpt_oss": {"truncate":
 """Settings of scaled rotary embeddings that no file has: gpt-oss's ranges of frequencies have no whole numbers as ends."""
 
 _LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of all Llama 3 models whose rotary embeddings are scaled; a file has the quotients that they lead to."""
+"""Scaling of all Llama 3 models whose rotary embeddings are scaled; a file has the quotients that they lead to."""
 
 
 def gguf_config(file: GgufFile) -> Any:

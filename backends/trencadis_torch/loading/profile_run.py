@@ -38,7 +38,7 @@ MAX_CPU_OPERATIONS = 2e11
 """A profile run on the CPU takes a second or so; fewer tokens are tried with a larger model, and the result is scaled up."""
 
 SHARED_CACHE_BYTES = 4 * 2**30
-"""Of a KV cache in host memory that is larger than its sequences need. Source: the default of vLLM's ``VLLM_CPU_KVCACHE_SPACE``."""
+"""Size of a KV cache in host memory that is larger than its sequences need. Source: the default of vLLM's ``VLLM_CPU_KVCACHE_SPACE``."""
 
 COUNTED_TOKENS = 64
 """Tokens of a profile run whose tensors are counted."""
@@ -189,7 +189,7 @@ def _status(name: str) -> int:
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """As a context, counts storages that operations of this thread make, until nothing holds them any more.
+    """Counts, as a context, storages that operations of this thread make, until nothing holds them any more.
 
     Views and operations in place make none. Buffers inside a kernel are not seen.
 

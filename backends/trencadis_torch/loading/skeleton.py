@@ -19,7 +19,7 @@ BUILDING = threading.Lock()
 
 
 class _WithoutMemory(TorchFunctionMode):
-    """As a context, in this thread: tensors that are made without values have no memory, as those of parameters; any other is real."""
+    """Makes tensors without values, as those of parameters are, without memory, as a context and in this thread; any other is real."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -289,7 +289,7 @@ class Share:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         return self._loaded.num_parameters
 
     @property

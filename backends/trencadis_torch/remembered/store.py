@@ -36,7 +36,7 @@ MAX_BYTES: Final = 64 * 2**30
 """All models together."""
 
 FREE_SHARE: Final = 0.5
-"""Of the disk's free bytes, the most that a model may take."""
+"""Largest share of the disk's free bytes that a model may take."""
 
 _RECORD, _TENSORS = "record", "tensors"
 _NEWLINE: Final = b"\n"

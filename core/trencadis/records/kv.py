@@ -31,7 +31,7 @@ class KVPart:
 
     @property
     def token_bytes(self) -> int:
-        """Of one token."""
+        """Bytes of one token."""
         return self.num_heads * self.head_dim * self.item_bytes
 
 
@@ -60,7 +60,7 @@ class KVLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block."""
+        """Bytes of one block."""
         return self.block_size * sum(part.token_bytes for part in self.parts)
 
     @property

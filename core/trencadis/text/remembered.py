@@ -27,7 +27,7 @@ SHIPPED: Final = Path(__file__).parents[1] / "demo" / "tokenizers"
 """What is kept of the models in this package, each in a file with the name of its key, whatever the versions."""
 
 _FORM: Final = "1"
-"""Of what is kept; a change of it or of what is proven makes another one."""
+"""Format of what is kept; a change of it or of what is proven makes another one."""
 _MAX_BYTES: Final = 256 * 2**20
 """All tokenizers that are kept; the largest that are published have some 20 MB."""
 _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx", ".npz"})

@@ -25,7 +25,7 @@ from trencadis.processes import LineProcess
 __all__ = ["MAX_CPU_S", "Render", "Rendered", "TemplatePool", "TemplateStoppedError", "template_pool"]
 
 MAX_CPU_S: Final = 2.0
-"""Of one conversation, seconds of CPU; one of a megabyte takes 0.02."""
+"""Limit of one conversation, seconds of CPU; one of a megabyte takes 0.02."""
 
 _WALL_S = 15 * MAX_CPU_S
 """The longest rendering where others take the CPU."""

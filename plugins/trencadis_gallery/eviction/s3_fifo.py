@@ -11,7 +11,7 @@ from trencadis_plugins.eviction.tracking import TrackingPolicy
 __all__ = ["S3Fifo"]
 
 _MAX_COUNT = 3
-"""Of the two-bit counter of uses."""
+"""Largest value of the two-bit counter of uses."""
 
 _PROMOTED = 2
 """Uses in the small queue that lead to the main queue."""

@@ -142,7 +142,7 @@ class KVCodecConformance:
     # -------------------------------------------------------------------------------------- what came from outside
 
     def test_other_lengths_are_refused(self) -> None:
-        """Of the payload, and of what is stored: cut anywhere, or with something after it."""
+        """The payload, or what is stored, is cut anywhere, or has something after it."""
         codec = self.make()
         for name, payload in payloads():
             data = _encoded(codec, payload)

@@ -1,4 +1,4 @@
-"""As many drafts as give the most tokens a second, and none where that is the most.
+"""The number of drafts that gives the most tokens a second, which may be none.
 
 survival of each draft ─┐
 time by step size ──────┼─▶ (sequences + drafts that survive) / (time to draft + time to verify) ─ largest ─▶ lengths

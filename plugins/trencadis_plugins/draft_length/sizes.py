@@ -8,7 +8,7 @@ from collections.abc import Sequence
 __all__ = ["ALL", "UNBOUNDED", "read_sizes"]
 
 ALL = 1 << 30
-"""As many drafts as the speculator makes."""
+"""All drafts that the speculator makes."""
 
 UNBOUNDED = 1 << 30
 """Upper end of a range that has none."""

@@ -15,7 +15,7 @@ __all__ = ["TimeCurve"]
 
 _NUM_SAMPLES = 16
 _RANK = 8
-"""Of so many measurements one is taken to have been too short by chance: the least but one of sixteen counts."""
+"""Number of measurements of which one is taken to have been too short by chance: the least but one of sixteen counts."""
 
 _EXACT = 64
 """Sizes up to here are kept apart; above, sizes closer than a sixteenth are one."""

@@ -54,9 +54,9 @@ __all__ = ["InlineExecutor"]
 T = TypeVar("T")
 
 _LONG_S: Final = 0.002
-"""Of a batch: no shorter one is given a head start, which is to be little of it."""
+"""Shortest batch that is given a head start, which is to be little of it."""
 _HEAD_START: Final = 0.02
-"""Of a batch's duration, for the next one; rows are prepared one by one, so it grows with them."""
+"""Share of a batch's duration, for the next one; rows are prepared one by one, so it grows with them."""
 _HEAD_START_S: Final = 0.00025, 0.001
 """At least and at most."""
 

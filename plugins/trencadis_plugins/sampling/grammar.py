@@ -39,7 +39,7 @@ __all__ = ["CompiledGrammar", "Grammars", "grammars_of"]
 _MAX_KEPT = 256
 _MAX_KEPT_BYTES = 64 << 20
 _MAX_LIVE_BYTES = 2 << 30
-"""Of grammars that requests hold; one may take a hundred megabytes."""
+"""Most memory of grammars that requests hold; one may take a hundred megabytes."""
 
 _FAILURE_S = 60.0
 """How long a refusal is remembered, seconds: how much time a grammar takes may change with the machine's load."""

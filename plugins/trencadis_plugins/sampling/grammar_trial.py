@@ -22,7 +22,7 @@ from typing import Any, Final
 __all__ = ["LIMITS", "MAX_BYTES", "MAX_CPU_S", "main", "reason_of"]
 
 MAX_CPU_S: Final = 3.0
-"""Of one grammar, seconds of CPU, rounded up; a schema of five properties takes 0.002, the largest that is allowed 0.3."""
+"""Limit of one grammar, seconds of CPU, rounded up; a schema of five properties takes 0.002, the largest that is allowed 0.3."""
 
 MAX_BYTES: Final = 1 << 30
 """Address space of the process, which itself takes a tenth of it."""
@@ -34,14 +34,14 @@ LIMITS: Final[dict[str, Any]] = {
     "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
-"""Of ``LLParserLimits``. Size: symbols, such as those of an object with 2,000 properties. Fuel: bounds a mask, to some
+"""Values of ``LLParserLimits``. Size: symbols, such as those of an object with 2,000 properties. Fuel: bounds a mask, to some
 tens of milliseconds with 131,072 tokens."""
 
 _WHITE_SPACE = " "
 """Between the signs of JSON: one space or nothing. Small models never leave off where they may indent, until their tokens are used up."""
 
 _MAX_KEPT_BYTES = 256 << 20
-"""Of memory that the process may hold after a grammar; beyond it ends, and the next one begins afresh."""
+"""Most memory that the process may hold after a grammar; beyond it ends, and the next one begins afresh."""
 
 _NICENESS = 10
 """Added to the engine's: beside it on one core a trial gets a tenth of the time; with 5 it got a quarter, and three run at once."""

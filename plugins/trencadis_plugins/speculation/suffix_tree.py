@@ -107,7 +107,7 @@ class SuffixTree:
         self._dropped = 0  # tokens gone from the front of the text
         self._first = 0  # start of the oldest text
         self.text = array("i")
-        """Its tokens; those of dropped texts may be gone from the front."""
+        """Tokens of the texts; those of dropped ones may be gone from the front."""
 
     @property
     def num_seen(self) -> int:

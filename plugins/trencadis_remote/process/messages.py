@@ -170,7 +170,7 @@ class LoadMessage(Message):
 
 
 HASH_BYTES = 8
-"""Of a block hash in a ``LoadMessage``: enough to route by, as two that are equal cost time at most."""
+"""Bytes of a block hash in a ``LoadMessage``: enough to route by, as two that are equal cost time at most."""
 
 WorkerMessage: TypeAlias = (
     ReadyMessage | FailedMessage | StayedMessage | StepOutputs | MetricsMessage | AnswerMessage | LoadMessage

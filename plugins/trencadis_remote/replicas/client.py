@@ -304,7 +304,7 @@ class ReplicatedEngineClient(PolledEngineClient):
 
 
 class _Delays:
-    """Of a restart that an operator asked for: none, and some between further tries, should it fail."""
+    """Delays of a restart that an operator asked for: none at first, and some between further tries, should it fail."""
 
     def __init__(self) -> None:
         self._next_s = 0.0

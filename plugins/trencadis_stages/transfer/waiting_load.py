@@ -21,7 +21,7 @@ _NONE = np.empty(0, np.int32)
 
 
 class _Books(Protocol):
-    """As much of the books of transfers as a load needs; see :class:`~trencadis_stages.transfer.transfers.Transfers`."""
+    """The part of the books of transfers that a load needs; see :class:`~trencadis_stages.transfer.transfers.Transfers`."""
 
     def load(self, load: WaitingLoad, found: Lookup) -> None: ...
 

@@ -12,10 +12,10 @@ from msgspec import Meta
 __all__: list[str] = []  # for flight_record.py alone
 
 MAX_BYTES = 128 * 2**20
-"""Of a record that is no longer compressed."""
+"""Largest record, decompressed."""
 
 MAX_CHANGE_BYTES = 2**16
-"""Of the table of a change."""
+"""Largest table of a change."""
 
 Number = Annotated[int, Meta(ge=-(2**31), le=2**31)]
 Count = Annotated[int, Meta(ge=0, le=2**31)]

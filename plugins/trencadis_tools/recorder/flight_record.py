@@ -403,7 +403,7 @@ _ARRAYS = ("slots", "starts", "counts", "num_drafts")
 """Fields of an event that hold a number for each sequence of a plan."""
 
 _MAX_TOKENS = 2**26
-"""Of all requests together: a replay holds four bytes for each."""
+"""Most tokens of all requests together: a replay holds four bytes for each."""
 
 _MAX_BLOCKS = 2**24
 

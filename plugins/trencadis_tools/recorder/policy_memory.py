@@ -158,7 +158,7 @@ def _copied(value: Any, where: str, depth: int) -> Any:
 
 
 class _Fields(dict[str, Any]):
-    """Of an object that a policy has."""
+    """Attributes of an object that a policy has."""
 
 
 def _encoded(value: Any, number_of: Callable[[bytes], int]) -> Any:

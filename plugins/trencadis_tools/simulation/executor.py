@@ -46,7 +46,7 @@ EOS = 0
 """The token that ends a simulated text."""
 
 KV_BYTES_PER_TOKEN = 131_072
-"""Of Llama 3.1 8B, the model of the default step times."""
+"""KV bytes of Llama 3.1 8B, the model of the default step times."""
 _COPIED_BYTES_PER_S = 20e9
 """Between device and pinned host memory. Source: PCIe 4.0 x16, about two thirds of its 31.5 GB/s."""
 
@@ -224,7 +224,7 @@ class SimulatedExecutor(Executor):
 
     @property
     def capabilities(self) -> BackendCapabilities:
-        """Of a device that can swap."""
+        """Capabilities of a device that can swap."""
         return self._capabilities
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:

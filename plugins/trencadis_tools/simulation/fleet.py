@@ -72,7 +72,7 @@ class _Clock:
 
 
 class _Kind(enum.IntEnum):
-    """Of events, in the order in which those of one moment happen."""
+    """Kinds of events, in the order in which those of one moment happen."""
 
     STEP_ENDS = 0
     REPLICA = 1

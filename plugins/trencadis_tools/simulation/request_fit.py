@@ -62,7 +62,7 @@ _PRIOR: Final = 3e-4
 """Loss of a coefficient that is twice that of the start: as much as the simulated times change by chance, when steps shift."""
 _NUM_TURNS: Final = 15
 _SHARES: Final = (1.0, 0.5, 0.25)
-"""Of a turn that are tried."""
+"""Shares of a turn that are tried."""
 _LEAST_GAIN: Final = 1e-3
 
 

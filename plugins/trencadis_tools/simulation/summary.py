@@ -17,7 +17,7 @@ __all__ = ["Percentiles", "RunSummary", "summary_of"]
 
 @attrs.frozen(kw_only=True)
 class Percentiles:
-    """Of some latencies, seconds; 0 of none."""
+    """Percentiles of some latencies, seconds; 0 of none."""
 
     mean: float = 0.0
     p50: float = 0.0

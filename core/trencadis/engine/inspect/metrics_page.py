@@ -17,7 +17,7 @@ from trencadis.faults import FaultLog, shown
 __all__ = ["MAX_PAGE_CHARS", "MetricsPage"]
 
 MAX_PAGE_CHARS: Final = 4 << 20
-"""Of one component: some 50,000 samples."""
+"""Longest page of one component: some 50,000 samples."""
 
 _OF_THE_SERVER: Final = re.compile(r"(?:trencadis_(?:http_|admitted_|engine_up|engine_restarts)|process_).*")
 """Families that the server adds to the page."""

@@ -58,7 +58,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
         self._histories: torch.Tensor | None = None
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
-        """As the sampler; its fallback does so, too."""
+        """Use static shapes, in the sampler and in its fallback."""
         self._is_static = True
         return self.strategy.use_static_shapes()
 
@@ -103,7 +103,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
     def verify(
         self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
     ) -> Sampled:
-        """As :meth:`sample`, with the tokens that ``choose`` draws from the sampler's distributions. An exception of the sampler fails the step."""
+        """Sample as :meth:`sample` does, with the tokens that ``choose`` draws from the sampler's distributions. An exception of the sampler fails the step."""
         self._tell_rows(context)
         try:
             return self._checked(self.strategy.verify(logits, self._lent(context), choose), logits, context)

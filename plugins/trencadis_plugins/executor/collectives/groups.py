@@ -28,7 +28,7 @@ __all__ = ["KINDS", "create_group", "open_group"]
 
 KINDS: Final = ("shared_memory", "gloo", "nccl", "hccl")
 MOST_RANKS: Final = 32
-"""Of a group in shared memory."""
+"""Most ranks of a group in shared memory."""
 _NUMBERS: Final = itertools.count()
 
 
@@ -104,7 +104,7 @@ def _require_kind(kind: str) -> None:
 
 
 class _AloneOwner(GroupOwner):
-    """Of a group of one rank: there is nothing to own."""
+    """Owner of a group of one rank: there is nothing to own."""
 
     def __init__(self, address: GroupAddress) -> None:
         self.size = 1
@@ -131,7 +131,7 @@ class _AloneOwner(GroupOwner):
 
 
 class _SharedMemoryOwner(GroupOwner):
-    """Of a segment.
+    """Owner of a segment.
 
     Raises:
         BackendError: There is no room for it.

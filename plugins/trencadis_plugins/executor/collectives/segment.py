@@ -47,7 +47,7 @@ _LINE: Final = 64
 ABORT: Final = _LINE
 """Offset of the abort word: 0, or 1 + the rank that ended the group; u32."""
 REASON_BYTES: Final = 500
-"""Of a rank's reason to abort, at most."""
+"""Longest reason of a rank to abort."""
 MAILBOX_SLOTS: Final = 4
 """Slots of a mailbox."""
 _RANK_BYTES: Final = 1024
@@ -63,7 +63,7 @@ _MOST_SLOT_BYTES: Final = 2**20
 _SLOTS_BYTES: Final = 8 * 2**20
 _MOST_MAILBOX_SLOT_BYTES: Final = 64 * 1024
 _MAILBOXES_BYTES: Final = 16 * 2**20
-"""Of all ranks together: containers have 64 MiB of shared memory, if nothing else was said, and a replica has several groups."""
+"""Size for all ranks together: containers have 64 MiB of shared memory, if nothing else was said, and a replica has several groups."""
 
 
 @attrs.frozen

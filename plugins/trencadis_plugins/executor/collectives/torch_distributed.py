@@ -31,7 +31,7 @@ from trencadis_plugins.executor.collectives.sums import ordered_sum, require_sum
 __all__ = ["TorchCollective", "open_torch_group"]
 
 _STORES: Final[Any] = dist
-"""Its stores are public, and not in the list of what it exports."""
+"""torch.distributed, whose stores are public and not in the list of what it exports."""
 _INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR: Final = 0x8915
 """Source: netdevice(7)."""

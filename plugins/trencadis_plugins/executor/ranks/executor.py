@@ -236,7 +236,7 @@ class RanksExecutor(Executor):
 
     @property
     def num_ranks(self) -> int:
-        """As the layout has it."""
+        """Number of ranks of the layout."""
         return self._layout.num_ranks
 
     @property

@@ -47,7 +47,7 @@ FORMS: Final = ("bounded", "published", "roofline")
 _GATED: Final = 3
 """Matrices of a gated feed-forward network."""
 _MAX_BYTES: Final = 1 << 20
-"""Of the file of a sheet."""
+"""Largest file of a sheet."""
 _DTYPES: Final = ("bfloat16", "float16", "float32", "float8")
 
 _FACTOR: Final = and_(ge(0.0), le(1000.0))
