@@ -17,13 +17,7 @@ _PAUSE_S = 0.002
 
 
 def eventually(condition: Callable[[], bool], *, of: Iterable[Station] = (), within_s: float = PATIENCE_S) -> float:
-    """Wait until something holds; returns for how long, seconds.
-
-    Args:
-        condition: What is to hold.
-        of: Engines that are stepped meanwhile.
-        within_s: The test fails after so many seconds.
-    """
+    """Wait until something holds, with engines that are stepped meanwhile; returns for how long, seconds."""
     start_s = time.monotonic()
     while not condition():
         assert time.monotonic() - start_s < within_s, "it never happens"

@@ -38,15 +38,7 @@ class FreshVenv:
 
     @classmethod
     def make(cls, folder: Path, *, extras: Iterable[str] = ()) -> FreshVenv:
-        """Make the environment, and install this tree in it with ``pip install -e .``.
-
-        Args:
-            folder: Of the environment; made.
-            extras: Extras of Trencadís that pip can install later.
-
-        Raises:
-            AssertionError: pip failed; has its words.
-        """
+        """Make the environment, and install this tree in it with ``pip install -e .``; pip can install ``extras`` later."""
         venv.create(folder, symlinks=True)
         site = folder / "lib" / f"python{'.'.join(map(str, sys.version_info[:2]))}" / "site-packages"
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -70,11 +62,7 @@ class FreshVenv:
         return made
 
     def run(self, command: str, *, cwd: Path, limit_s: float = 600.0) -> str:
-        """Run a command line as typed with the environment activated; return its output and errors.
-
-        Raises:
-            AssertionError: It failed; has what it wrote.
-        """
+        """Run a command line as typed with the environment activated; return its output and errors."""
         done = self.attempt(command, cwd=cwd, limit_s=limit_s)
         assert done.returncode == 0, f"$ {command}\n{done.stdout[-6000:]}"
         return done.stdout
@@ -99,11 +87,7 @@ class FreshVenv:
 
 
 def required_by(*requirements: str) -> set[str]:
-    """Return the names of the distributions that requirements ask for, with all that these require, on this machine.
-
-    Raises:
-        PackageNotFoundError: One is not installed in this environment.
-    """
+    """Return the names of the distributions that requirements ask for, with all that these require, on this machine."""
     found: set[str] = set()
     asked = [Requirement(text) for text in requirements]
     done: set[tuple[str, frozenset[str]]] = set()

@@ -12,11 +12,7 @@ import numpy as np
 def write_gguf(path: Path, architecture: str, *, metadata: Mapping[str, Any], tensors: Mapping[str, Any] = {}) -> Path:
     """Write a file and return its path.
 
-    Args:
-        path: The file.
-        architecture: Its family.
-        metadata: Values by key; of keys that begin with a dot the family goes before.
-        tensors: float arrays, or pairs of rows of blocks, uint8, and their kind.
+    Before keys that begin with a dot goes the family. Tensors are float arrays, or pairs of rows of blocks, uint8, and their kind.
     """
     import gguf
 
@@ -49,13 +45,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def random_blocks(kind: str, shape: Iterable[int], *, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Return rows of blocks of a kind, uint8, whose scales are small numbers and whose other bits are random.
-
-    Args:
-        kind: Such as ``Q4_K``.
-        shape: Of the elements.
-        seed: Of the bits.
-    """
+    """Return rows of blocks of a kind, such as ``Q4_K``, uint8, whose scales are small numbers and whose other bits are random."""
     from trencadis.gguf_file import KINDS
 
     found = next(one for one in KINDS.values() if one.name == kind)

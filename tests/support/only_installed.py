@@ -20,11 +20,6 @@ def only_installed(monkeypatch: pytest.MonkeyPatch, modules: Sequence[types.Modu
     """Make modules the only plugins that are installed.
 
     Other groups are as they are: torch asks for its own while it is imported, and what is imported by halves cannot be imported again.
-
-    Args:
-        monkeypatch: Undoes it.
-        modules: Each a plugin.
-        name: Of the first one's entry point; its module's if empty.
     """
     for module in modules:
         monkeypatch.setitem(sys.modules, module.__name__, module)

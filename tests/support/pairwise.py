@@ -15,11 +15,6 @@ def pairwise(
     """Return cases so that every pair of values that some allowed case has is in one of them. Pure.
 
     Greedy: of many random allowed cases the one with most new pairs is taken, until no pair is left that a case was found for.
-
-    Args:
-        axes: Values by axis.
-        allowed: Whether a whole case makes sense.
-        seed: Of the random cases.
     """
     rng = random.Random(seed)
     pool = [case for case in _all_or_some(axes, rng) if allowed(case)]

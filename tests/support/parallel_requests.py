@@ -27,12 +27,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 
 def answers(max_tokens: int = 16, **overrides: Any) -> dict[str, Any]:
-    """Return texts and, rounded, the log-probabilities of all kinds of requests served together.
-
-    Args:
-        max_tokens: Tokens of each.
-        overrides: The configuration; ``__`` stands for a dot.
-    """
+    """Return texts and, rounded, the log-probabilities of all kinds of requests served together; ``__`` in a name stands for a dot."""
     config = {
         "cache.num_blocks": 96,
         "model.dtype": "float32",

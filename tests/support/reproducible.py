@@ -17,9 +17,6 @@ def draw_alike(test: str) -> None:
     """Seed the generators that a test shares with those before it, and name its requests after it.
 
     Nothing is imported: a library that no test has needed yet begins with a state of its own.
-
-    Args:
-        test: Node id of the test.
     """
     random.seed(0)
     if (numpy := sys.modules.get("numpy")) is not None:
