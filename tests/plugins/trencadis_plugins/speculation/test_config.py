@@ -4,6 +4,7 @@ import attrs
 import pytest
 
 from trencadis_plugins.speculation.config import MixedConfig, NgramConfig, SuffixConfig
+from trencadis_plugins.speculation.draft_config import TREES, DraftModelConfig, ParallelDraftConfig
 
 
 def test_defaults_are_those_of_the_measurements():
@@ -14,6 +15,7 @@ def test_defaults_are_those_of_the_measurements():
     assert mixed.members == ("ngram", "suffix")
 
 
+@pytest.mark.representatives(100)
 @pytest.mark.parametrize(
     ("config", "options"),
     [
@@ -27,6 +29,15 @@ def test_defaults_are_those_of_the_measurements():
         (MixedConfig, {"members": ()}),
         (MixedConfig, {"explore_every": -1}),
         (MixedConfig, {"memory": 0}),
+        (DraftModelConfig, {"max_draft_tokens": 0}),
+        (DraftModelConfig, {"sampling": "sometimes"}),
+        (DraftModelConfig, {"tokenizer": "mine"}),
+        (DraftModelConfig, {"tree": "oak"}),
+        (DraftModelConfig, {"tree_width": 0}),
+        (DraftModelConfig, {"tree_depth": 0}),
+        (DraftModelConfig, {"tree_shape": ()}),
+        (DraftModelConfig, {"tree_shape": (2, 0)}),
+        (ParallelDraftConfig, {"mask_token_id": -2}),
     ],
 )
 def test_values_out_of_range_are_refused(config, options):
@@ -34,5 +45,9 @@ def test_values_out_of_range_are_refused(config, options):
         config(**options)
 
 
-def test_members_of_a_mixture_are_looked_up_as_components():
+def test_inner_components_are_looked_up_as_such_and_the_draft_model_is_the_demo_unless_named():
     assert attrs.fields(MixedConfig).members.metadata["component"] == "speculation"
+    for table in (DraftModelConfig, ParallelDraftConfig):
+        assert table().model.startswith("demo-")
+        assert attrs.fields(table).backend.metadata["component"] == "backend"
+    assert [DraftModelConfig(tree=tree).tree for tree in TREES] == list(TREES)

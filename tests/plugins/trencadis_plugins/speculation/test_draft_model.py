@@ -10,28 +10,22 @@ import pytest
 import torch
 
 from support.devices import cpu_only
-from support.strategies.draft_models import LIMITS, VOCAB_SIZE, context_of, draft_model, greedy, logits_behind, runs
+from support.strategies.draft_models import (
+    LIMITS,
+    VOCAB_SIZE,
+    context_of,
+    draft_model,
+    greedy,
+    late,
+    logits_behind,
+    runs,
+)
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import DraftView, GuessBatch
-from trencadis.records import Batch, BucketLimits, Drafts, Request, SamplingParams
+from trencadis.interfaces import GuessBatch
+from trencadis.records import Batch, Request, SamplingParams
 from trencadis_plugins.speculation.draft_model import DraftModel
 from trencadis_testing.speculation import SpeculationConformance, draft_view
 from trencadis_torch.backend import TorchBackend
-
-
-class LateDraftModel(DraftModel):
-    """Allocated by the first call, where nobody else does: the suite calls some without an engine."""
-
-    is_allocated = False
-
-    def allocate(self, limits: BucketLimits) -> None:
-        self.is_allocated = True
-        super().allocate(limits)
-
-    def propose(self, view: DraftView) -> Drafts:
-        if not self.is_allocated:
-            self.allocate(LIMITS)
-        return super().propose(view)
 
 
 @pytest.mark.parametrize("sampling", ["greedy", pytest.param("probabilistic", marks=pytest.mark.nightly)])
@@ -41,7 +35,7 @@ class TestDraftModel(SpeculationConformance):
         self.made = draft_model(tiny, limits=None, sampling=sampling)
 
     def make(self) -> DraftModel:
-        return LateDraftModel(self.made._config, context_of())
+        return late(DraftModel)(self.made._config, context_of())
 
 
 class TestTrees(SpeculationConformance):
@@ -50,7 +44,7 @@ class TestTrees(SpeculationConformance):
         self.made = draft_model(tiny, limits=None, tree="sequoia", max_draft_tokens=6)
 
     def make(self) -> DraftModel:
-        return LateDraftModel(self.made._config, context_of())
+        return late(DraftModel)(self.made._config, context_of())
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -148,24 +142,6 @@ def test_whatever_stands_falls_or_moves_the_cache_holds_the_text(tiny: Path, kin
                 live[slot] = (text(step, rng.randrange(1, 30)), fresh)
 
 
-def test_a_slot_that_changed_hands_unsaid_is_another_text(tiny: Path) -> None:
-    speculator = draft_model(tiny)
-    speculator.propose(draft_view([text(1, 20)], slots=[3]))
-    other = [*text(1, 12), *text(2, 9)]
-    assert runs(speculator.propose(draft_view([other], slots=[3], epochs=[2]))) == [greedy(tiny, other, 4)]
-
-
-def test_a_step_after_which_all_drafts_stood_computes_two_tokens(tiny: Path) -> None:
-    speculator = draft_model(tiny)
-    request = requests(SamplingParams(temperature=0.0), 1)
-    history = text(4, 30)
-    drafts = runs(speculator.propose(draft_view([history], requests=request)))[0]
-    grown = [*history, *drafts, 5]
-    held = speculator.ready.memory.hold(0, request[0])
-    assert held is not None
-    assert held.tokens.tolist() == grown[: len(history) + 3]
-
-
 def test_a_text_that_has_no_room_for_drafts_gets_none(tiny: Path) -> None:
     speculator = draft_model(tiny, limits=attrs.evolve(LIMITS, max_model_len=40))
     found = runs(speculator.propose(draft_view([text(1, 38), text(2, 40), text(3, 20)])))
@@ -230,7 +206,7 @@ def test_draws_of_a_position_differ_from_step_to_step_and_repeat_with_the_seed(t
 
 @pytest.mark.parametrize("target_size", [60, 120])
 def test_a_draft_model_with_more_or_fewer_tokens_is_cut_to_the_target(tiny: Path, target_size: int) -> None:
-    context = context_of(facts=attrs.evolve(draft_facts(), vocab_size=target_size))
+    context = context_of(facts=attrs.evolve(context_of().model, vocab_size=target_size))
     made = draft_model(tiny, context=context, sampling="probabilistic")
     histories = [[t % 60 for t in text(1, 20)], [t % 60 for t in text(2, 20)]]
     asked = [*requests(SamplingParams(temperature=0.0), 1), *requests(SamplingParams(temperature=3.0), 1)]
@@ -241,10 +217,6 @@ def test_a_draft_model_with_more_or_fewer_tokens_is_cut_to_the_target(tiny: Path
     assert torch.allclose(drafts.distributions.probabilities.sum(1), torch.ones(1))
     if target_size > VOCAB_SIZE:
         assert runs(made.propose(draft_view([[3, 110, 4]]))) == [[]]
-
-
-def draft_facts() -> object:
-    return context_of().model
 
 
 # --------------------------------------------------------------------------------------------------------------- trees

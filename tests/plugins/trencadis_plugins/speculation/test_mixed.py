@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from trencadis.clock import SimulatedClock
-from trencadis.config import load_config
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext, Speculator
 from trencadis.records import DraftDistributions, Drafts
-from trencadis.registry import Registry, resolve_plan
 from trencadis_plugins.speculation import mixed
 from trencadis_plugins.speculation.config import MixedConfig, SuffixConfig
 from trencadis_plugins.speculation.mixed import Evidence, Mixed, Record, merged, part_of
@@ -89,12 +87,6 @@ def test_a_member_with_nothing_to_say_is_followed_by_the_next_one():
     assert (zero.asked, one.asked) == ([[4, 2]], [[4]])
 
 
-def test_only_the_chosen_member_is_asked():
-    zero, one = Member(10), Member(11)
-    mixture(zero, one).propose(draft_view([[1], [2]], most=3))
-    assert (len(zero.asked), one.asked) == (1, [])
-
-
 def test_verdicts_go_to_the_member_that_drafted():
     zero, one = Member(10, silent=[4]), Member(11)
     made = mixture(zero, one, explore_every=0)
@@ -126,16 +118,6 @@ def test_one_member_that_drafts_trees_makes_them_all_trees():
 def test_a_member_named_twice_is_refused():
     with pytest.raises(ConfigValueError, match=r"\[speculation.mixed\] members = \['ngram', 'ngram'\]: a member"):
         Mixed(MixedConfig(members=("ngram", "ngram")), ComponentContext(clock=SimulatedClock(), seed=0))
-
-
-def test_members_get_their_own_tables():
-    registry = Registry.discover()
-    overrides = {"speculation.name": "mixed", "speculation.mixed.members": ["suffix", "ngram"]}
-    overrides |= {"speculation.ngram.max_draft_tokens": 6}
-    config = load_config(settings=registry.settings, environ={}, overrides=overrides).config
-    plan = resolve_plan(config, registry)
-    assert set(plan.inner) >= {"speculation.mixed.members[0]", "speculation.mixed.members[1]"}
-    assert plan.inner_choice("speculation", "ngram").options.max_draft_tokens == 6
 
 
 def evidence(**options):

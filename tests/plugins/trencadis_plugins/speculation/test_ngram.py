@@ -137,10 +137,3 @@ def test_different_runs_of_one_hash_are_not_confused(monkeypatch):
     index = NgramIndex(2, 4)
     for end in range(1, 200):
         assert index.find(tokens[:end]) == found_by_search(tokens[:end].tolist(), 2, 4, earliest=False)
-
-
-def test_asking_twice_changes_nothing():
-    index = NgramIndex(1, 2)
-    tokens = np.array([5, 6, 5], np.int32)
-    assert [index.find(tokens) for _ in range(3)] == [1, 1, 1]
-    assert index.num_tokens == 3

@@ -13,31 +13,16 @@ from support.strategies.draft_models import (
     MASK,
     VOCAB_SIZE,
     context_of,
+    late,
     logits_behind,
     parallel_draft,
     runs,
     save_llama,
 )
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import DraftView
-from trencadis.records import BucketLimits, Drafts, Request, SamplingParams
+from trencadis.records import Request, SamplingParams
 from trencadis_plugins.speculation.parallel_draft import ParallelDraft
 from trencadis_testing.speculation import SpeculationConformance, draft_view
-
-
-class LateParallelDraft(ParallelDraft):
-    """Allocated by the first call, where nobody else does: the suite calls some without an engine."""
-
-    is_allocated = False
-
-    def allocate(self, limits: BucketLimits) -> None:
-        self.is_allocated = True
-        super().allocate(limits)
-
-    def propose(self, view: DraftView) -> Drafts:
-        if not self.is_allocated:
-            self.allocate(LIMITS)
-        return super().propose(view)
 
 
 class TestParallelDraft(SpeculationConformance):
@@ -46,7 +31,7 @@ class TestParallelDraft(SpeculationConformance):
         self.made = parallel_draft(tiny, limits=None)
 
     def make(self) -> ParallelDraft:
-        return LateParallelDraft(self.made._config, context_of())
+        return late(ParallelDraft)(self.made._config, context_of())
 
 
 def behind_masks(path: Path, tokens: list[int], count: int) -> torch.Tensor:

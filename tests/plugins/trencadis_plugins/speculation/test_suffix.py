@@ -42,11 +42,6 @@ def drafts_behind(made, tokens, most=8, **terms):
     return drafts.token_ids.tolist()
 
 
-def test_a_sequence_is_drafted_from_itself():
-    assert drafts_behind(Suffix(), [1, 2, 3, 4, 9, 1, 2, 3]) == [4, 9, 1]
-    assert drafts_behind(Suffix(), [1, 2, 3]) == []
-
-
 def test_a_sequence_is_drafted_from_the_outputs_of_its_tenant_only():
     made = Suffix()
     finish(made, [1, 2, 3, 4, 5], tenant="blue")
@@ -284,15 +279,3 @@ def test_an_end_is_never_drafted_and_counts_against_what_follows():
     tree = tree_of([1, 2], [1, 2], [1, 2, 3])
     assert search(factor=3.0, min_prob=0.0).find(tree, [1], 5) == (1.0, [2], ())
     assert search(factor=3.0, min_prob=0.0).find(tree, [1], 5, branch=True).tokens == [2, 3]
-
-
-def test_nothing_known_gives_no_drafts():
-    assert search().find(SuffixTree(24), [1, 2, 3], 4) == NOTHING
-    assert search().find(tree_of([1, 2, 3]), [9], 4) == NOTHING
-    assert search().find(tree_of([1, 2, 3]), [], 4) == NOTHING
-
-
-def test_a_longer_match_wins_where_scores_are_equal():
-    """Behind 5 1 2 came 3; behind 1 2 alone always 4 as well, later: both are certain for one draft."""
-    tree = tree_of([5, 1, 2, 3, 0, 9, 1, 2, 4])
-    assert search().find(tree, [5, 1, 2], 1).tokens == [3]

@@ -76,8 +76,13 @@ def test_a_rank_that_is_stopped_is_named(started):
     assert are_gone(before)
 
 
-def test_calls_of_lost_ranks_raise_and_metrics_are_empty(started):
-    os.kill(pids(started)[0], signal.SIGKILL)
+def test_copies_and_the_rest_of_a_warm_up_leave_it_to_the_next_batch_to_say_that_ranks_are_lost(started):
+    os.kill(pids(started)[1], signal.SIGKILL)
+    one = np.zeros(1, np.int32)
+    started.copy_blocks(sources=one, targets=one)
+    assert started.warm_up_rest(is_idle=True) == ()
+    with pytest.raises(RanksLostError):
+        started.submit(one_token(1)).wait()
     with pytest.raises(RanksLostError):
         started.embed([np.ones(1, np.int32)])
     assert started.metrics() == ""
@@ -97,15 +102,6 @@ def test_ranks_that_are_lost_too_often_are_not_started_again():
         else:
             made.restart()
     made.close()
-
-
-def test_copies_and_the_rest_of_a_warm_up_leave_it_to_the_next_batch_to_say_that_ranks_are_lost(started):
-    os.kill(pids(started)[1], signal.SIGKILL)
-    one = np.zeros(1, np.int32)
-    started.copy_blocks(sources=one, targets=one)
-    assert started.warm_up_rest(is_idle=True) == ()
-    with pytest.raises(RanksLostError):
-        started.submit(one_token(1)).wait()
 
 
 def test_ranks_that_are_lost_while_they_are_started_again_are_started_once_more(tmp_path):
@@ -138,11 +134,12 @@ def test_restarts_are_forgotten_after_their_window():
     made.close()
 
 
-def test_a_step_that_fails_on_one_rank_only_ends_all_for_their_caches_differ():
+@pytest.mark.parametrize(("backend", "rank"), [(OneSided, 1), (WaitsInVain, 0)])
+def test_a_step_that_fails_on_one_rank_only_ends_all_for_their_caches_or_their_sums_differ(backend, rank):
     made = executor()
-    made.start(make_backend=OneSided, make_sampler=make_sampler, source=SOURCE)
+    made.start(make_backend=backend, make_sampler=make_sampler, source=SOURCE)
     made.allocate(plan_of())
-    with pytest.raises(RanksLostError, match=r"failed on rank 1 and not on all.*rank 1 alone"):
+    with pytest.raises(RanksLostError, match=rf"failed on rank {rank} and not on all.*rank {rank} alone"):
         made.submit(one_token(DEADLY)).wait()
     made.close()
 
@@ -158,15 +155,6 @@ def test_a_step_of_which_the_sampling_alone_failed_costs_no_rank():
         steps[1].wait()
     assert steps[2].wait().num_emitted.tolist() == [0]
     assert pids(made) == before
-    made.close()
-
-
-def test_a_step_in_which_a_rank_waited_for_another_in_vain_ends_all_for_their_sums_are_out_of_step():
-    made = executor()
-    made.start(make_backend=WaitsInVain, make_sampler=make_sampler, source=SOURCE)
-    made.allocate(plan_of())
-    with pytest.raises(RanksLostError, match=r"failed on rank 0 and not on all.*rank 0 alone"):
-        made.submit(one_token(DEADLY)).wait()
     made.close()
 
 
