@@ -310,7 +310,7 @@ class Contained(Guard[S]):
         consequence: End of the line that is logged when a call raised; it follows "… raised X in method()".
         off: Follows why the component is switched off; ``{how_long}`` is replaced.
         back: It is called again.
-        max_errors: So many errors in a row switch it off; 0: however many there are, none does.
+        max_errors: Errors in a row after which it is off; 0: no number is too many.
         num_errors: Calls that raised or broke the contract.
     """
 

@@ -413,7 +413,7 @@ class Stage:
         remedy: Says what to do about its faults; set with ``name``.
         num_faults: Calls that raised or broke a law, where faults are contained.
         accepts_last: ``accept`` is called after the scheduling policy has accepted the request: for what costs something.
-        answers: Answers to questions of operators, such as ``explain``, by question; each takes a table of arguments and returns a table.
+        answers: Answers to questions of operators, by question; each takes a table of arguments and returns a table.
         takes: Kinds of requests other than ``Request`` that it serves, and what queues one, or refuses it by a ``RequestError``.
     """
 

@@ -127,7 +127,7 @@ def _families(text: str) -> Iterator[_Family]:
                 yield family
             family = _Family(sample[1])
         series = sample[1] + sample[2]
-        labels = [label.partition("=")[0] for label in _ONE_LABEL.findall(sample[2])]
+        labels = [label.split("=", 1)[0] for label in _ONE_LABEL.findall(sample[2])]
         if len(labels) != len(set(labels)):
             raise _unreadable(number, line)
         if series in family.series:
