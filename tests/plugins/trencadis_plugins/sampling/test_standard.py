@@ -49,11 +49,7 @@ def test_a_token_is_the_race_over_the_chains_distribution_with_the_rows_seed_and
         reference_draw(distribution[0], 2**64 - 9, 3, int(Purpose.SAMPLE), BLOCK_SIZE),
         reference_draw(distribution[1], 12, 1, int(Purpose.SAMPLE), BLOCK_SIZE),
     ]
-    component = next(iter(trencadis_samplers()))
-    sampler = component.factory(component.config(order=order), ComponentContext(clock=SimulatedClock(), seed=0))
-    sampler.allocate(num_rows=8, vocab_size=700, device=torch.device("cpu"))
-    for one in starts:
-        sampler.start_row(one)
+    sampler = _sampler(starts, 700, standard_chain(order))
     assert sampler.sample(logits.clone(), context_of(starts)).token_ids.tolist() == expected
 
 
@@ -323,16 +319,22 @@ def test_drafts_that_branch_have_histories_of_their_own(start, context_of):
         assert torch.equal(together[place], alone[0])
 
 
-def test_distributions_are_those_that_are_drawn_from(start, context_of, process):
-    starts = [start(0, temperature=0.7, top_k=9), start(1, temperature=0.0, logit_bias={3: 1.0}), start(2, top_p=0.8)]
+@pytest.mark.representatives(3, ci=3)
+@pytest.mark.parametrize("order", ORDERS)
+def test_distributions_are_those_that_are_drawn_from_in_the_configured_order(order, start, context_of, process):
+    starts = [
+        start(0, temperature=0.5, top_p=0.8, min_p=0.02),
+        start(1, temperature=0.0, logit_bias={3: 1.0}),
+        start(2, temperature=2.0, top_p=0.8, min_p=0.2),
+    ]
     logits = torch.randn((3, 60), generator=torch.Generator().manual_seed(5)) * 2
-    distributions, _ = _verified(
-        _sampler(starts, 60, standard_chain("vllm")),
-        logits,
-        context_of(starts),
-        lambda distributions: distributions.uniforms().long(),
-    )
-    processed = process(standard_chain("vllm"), logits, starts)
+    component = next(iter(trencadis_samplers()))
+    sampler = component.factory(component.config(order=order), ComponentContext(clock=SimulatedClock(), seed=0))
+    sampler.allocate(num_rows=8, vocab_size=60, device=torch.device("cpu"))
+    for one in starts:
+        sampler.start_row(one)
+    distributions, _ = _verified(sampler, logits, context_of(starts), lambda them: them.uniforms().long())
+    processed = process(standard_chain(order), logits, starts)
     assert torch.allclose(distributions[[0, 2]], processed[[0, 2]].softmax(-1))
     assert distributions[1].tolist() == torch.eye(60)[processed[1].argmax()].tolist()
 
