@@ -129,3 +129,39 @@ def test_tokens_at_which_the_tokenizer_fails_fail_the_completion_in_words(
     output = completion.output()
     assert (output.finish_reason, output.stop_reason) == (FinishReason.ERROR, None)
     assert "the tokenizer failed: PanicException" in completion.error
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "one"), (True, "one two")])
+def test_a_stop_string_ends_text_and_tokens(tokenizer: Tokenizer, include: bool, text: str) -> None:
+    ids = list(tokenizer.encode("one two three four"))
+    num_kept = next(size for size in range(len(ids)) if "two" in tokenizer.decode(ids[:size]))
+    completion = make(tokenizer, stop=[" two"], include_stop_str_in_output=include)
+    assert completion.append(ids)
+    completion.finish(end(ids, FinishReason.STOP))
+    output = completion.output()
+    assert output.text == text
+    assert output.token_ids == tuple(ids[:num_kept])
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, " two")
+
+
+def test_no_stop_string_is_found_before_min_tokens(tokenizer: Tokenizer) -> None:
+    ids = [*tokenizer.encode("a"), *tokenizer.encode("a"), *tokenizer.encode("b"), *tokenizer.encode("a")]
+    completion = make(tokenizer, stop=["a"], min_tokens=2)
+    assert completion.append(ids)
+    assert completion.output().text == "aab"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize(("include", "text"), [(False, "one"), (True, "one two")])
+def test_a_stop_token_is_kept_as_a_token_but_not_as_text(
+    tokenizer: Tokenizer, streams: bool, include: bool, text: str
+) -> None:
+    one, two = tokenizer.encode("one"), tokenizer.encode(" two")
+    ids = [*one, *two]
+    assert len(two) == 1
+    completion = make(tokenizer, streams=streams, stop_token_ids=two, include_stop_str_in_output=include)
+    if streams:
+        completion.append(ids, ends_with_stop_token=True)
+    completion.finish(end(ids, FinishReason.STOP, stop_token_id=two[0]))
+    output = completion.output()
+    assert (output.text, output.token_ids, output.stop_reason) == (text, tuple(ids), two[0])
