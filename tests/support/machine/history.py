@@ -89,6 +89,12 @@ class _Client(LocalEngineClient):
     def step(self, *, timeout_s: float | None = None) -> StepOutputs:
         outputs = super().step(timeout_s=timeout_s)
         assert len(set(outputs.slots)) == len(outputs.slots), "8: two entries for one sequence"
+        ended = [one.request_id for one in outputs.finished]
+        assert len(set(ended)) == len(ended), "32: an end is told twice"
+        for one in outputs.finished:
+            times = (one.arrival_s, one.first_scheduled_s, one.first_token_s, one.finish_s)
+            known = [time for time in times if time is not None]
+            assert known == sorted(known), f"33: {times}"
         self.num_emitted += len(outputs.token_ids)
         return outputs
 

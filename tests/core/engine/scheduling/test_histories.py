@@ -52,18 +52,18 @@ def keep_blocks_of_the_aborted(monkeypatch) -> None:
 def one_token_over_budget(monkeypatch) -> None:
     plan = Scheduler.next_plan
 
-    def greedy(self, *args):
+    def greedy(self, *args, **how):
         self._budget += 1
-        return plan(self, *args)
+        return plan(self, *args, **how)
 
     monkeypatch.setattr(Scheduler, "next_plan", greedy)
 
 
 def hit_of_the_whole_prompt(monkeypatch) -> None:
-    def local_hit(self, sequence):
+    def local_hit(self, sequence, blocks=None):
         most = len(sequence.tokens) // self.block_size
         self.hasher.extend(sequence.block_hashes, sequence.tokens, num_blocks=most, salt=sequence.request.cache_salt)
-        return self.blocks.longest_hit(sequence.block_hashes[:most]) if self.prefix_caching else []
+        return (blocks or self.blocks).longest_hit(sequence.block_hashes[:most]) if self.prefix_caching else []
 
     monkeypatch.setattr(EngineState, "local_hit", local_hit)
 
@@ -81,8 +81,8 @@ def victims_stay_scheduled(monkeypatch) -> None:
 def admits_beside_preempting(monkeypatch) -> None:
     room = Scheduler._make_room
 
-    def forgetful(self, view):
-        made = room(self, view)
+    def forgetful(self, view, **how):
+        made = room(self, view, **how)
         self._hidden = [*getattr(self, "_hidden", []), *self._preempted]
         self._preempted = []
         return made
@@ -201,16 +201,16 @@ def equal_hashes_for_every_salt(monkeypatch) -> None:
 
 
 def rejected_drafts_count_as_computed(monkeypatch) -> None:
-    accept = Committer._accept_drafts
+    accept = Committer._keep_verified
 
     def careless(self, plan, output, emits):
         accepted = accept(self, plan, output, emits)
-        drafted = plan.slots[emits & (plan.drafts.num_drafts > 0)]
+        drafted = plan.slots[emits & (plan.num_to_verify > 0)]
         table = self._state.table
         table.num_computed_tokens[drafted] = table.num_known_tokens[drafted]
         return accepted
 
-    monkeypatch.setattr(Committer, "_accept_drafts", careless)
+    monkeypatch.setattr(Committer, "_keep_verified", careless)
 
 
 def a_swapped_block_is_not_copied_back(monkeypatch) -> None:
