@@ -174,3 +174,20 @@ def test_starved_sequence_is_admitted_before_all_others() -> None:
         order += [end.request_id for end in engine.step().finished]
     assert "old" not in order[:2]
     assert "old" in order
+
+
+def test_a_paused_engine_plans_nothing_and_loses_nothing() -> None:
+    engine = make_engine(backend=FakeBackend(eos=-1))
+    engine.add(request("before", max_tokens=9))
+    engine.step()
+    engine.is_paused = True
+    engine.add(request("meanwhile", max_tokens=9))
+    engine.step()  # what is in flight ends
+    num_steps = engine.totals.num_steps
+    assert engine.has_work
+    assert engine.is_stalled
+    for _ in range(5):
+        assert not engine.step().slots.size
+    assert engine.totals.num_steps == num_steps
+    engine.is_paused = False
+    assert [end.token_ids.tolist() for end in drain(engine).values()] == [fake_text(PROMPT, 9, eos=-1)] * 2
