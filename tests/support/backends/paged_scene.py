@@ -32,7 +32,7 @@ class Scene:
         num_shared: int = 0,
         value_dim: int = VALUE_DIM,
         seed: int = 0,
-        cache_class=FlatKVCache,
+        make_cache=FlatKVCache,
     ) -> None:
         self.sequences, self.window, self.seed = sequences, window, seed
         generator = self._generator = torch.Generator().manual_seed(seed)
@@ -44,7 +44,7 @@ class Scene:
             window=window,
             dtype=torch.float32,
         )
-        self.cache = cache_class((layer,), num_blocks=num_blocks, block_size=size, device=torch.device("cpu"))
+        self.cache = make_cache((layer,), num_blocks=num_blocks, block_size=size, device=torch.device("cpu"))
         for part in self.cache.layer(0):
             part[:num_blocks] = 1e3
         ends = [context + length for context, length in sequences]
@@ -94,7 +94,8 @@ class Scene:
         for row, (context, length) in enumerate(self.sequences):
             here = slice(int(firsts[row]), int(firsts[row]) + length)
             keys[here], values[here] = (part[context:] for part in self.whole[row])
-        found = attention.attend(self.cache.flat_layer(0), query, keys, values, options=AttentionOptions(**options))
+        layer = self.cache.flat_layer(0) if isinstance(self.cache, FlatKVCache) else 0
+        found = attention.attend(layer, query, keys, values, options=AttentionOptions(**options))
         assert found.shape == (num_tokens, NUM_HEADS, value_dim)
         assert found.isfinite().all()
         for row, (context, length) in enumerate(self.sequences):
