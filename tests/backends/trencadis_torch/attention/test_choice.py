@@ -98,10 +98,6 @@ def test_cuda_without_triton_gathers_and_says_so(monkeypatch, caplog):
     assert "Attention gathers blocks, which is slower: the package triton is missing" in caplog.text
 
 
-def test_asked_for_sdpa_there_is_no_kernel():
-    assert choose_kernel("sdpa", **OPTIONS) is None
-
-
 def test_cpu_is_left_to_its_own_kernel_where_nothing_is_padded_or_graphs_call_it(monkeypatch):
     kernel = object()
     monkeypatch.setattr(native_attention, "compiled_kernel", lambda dtypes: kernel)
@@ -111,7 +107,7 @@ def test_cpu_is_left_to_its_own_kernel_where_nothing_is_padded_or_graphs_call_it
 
 
 def test_where_the_kernel_cannot_run_auto_does_without_and_native_says_why():
-    assert choose_kernel("auto", **OPTIONS) is None
+    assert choose_kernel("auto", **OPTIONS) is choose_kernel("sdpa", **OPTIONS) is None
     with pytest.raises(BackendError, match=r'attention = "native": layout = "padded"'):
         choose_kernel("native", **OPTIONS)
     with pytest.raises(BackendError, match=r'attention = "native": .* not on cuda:0'):

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.backends import tiny_models
+from support.backends.passes import ints, make_pass
 from support.devices import DEVICE
 from trencadis.errors import BackendError, StepFailedError
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import Bucket, Drafts, Pass, Phase
+from trencadis.records import Bucket, Drafts, Phase
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_torch.attention import adapter
 from trencadis_torch.attention.ragged import Workspace
@@ -34,28 +35,17 @@ PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=NUM_ROWS, max_model_
 TREE = ([20, 21, 24, 22, 23], [-1, 0, -1, 1, 0])
 
 
-def ints(*values):
-    return np.array(values, np.int32)
-
-
 def decode(starts, trees, *, rows=None):
     """A pass that verifies a tree behind each start, and its drafts."""
-    counts = ints(*(len(tokens) for tokens, _ in trees))
-    one = Pass(
-        bucket=Bucket(len(starts), int(counts.max()) + 1, 60, Phase.DECODE),
-        indices=np.arange(len(starts), dtype=np.int32),
-        rows=ints(*(rows or range(len(starts)))),
-        starts=ints(*starts),
-        query_lens=1 + counts,
-        num_logits=1 + counts,
-        num_prompt_logits=0 * counts,
-    )
+    counts = [len(tokens) for tokens, _ in trees]
+    lengths = [1 + count for count in counts]
+    bucket = Bucket(len(starts), max(lengths), 60, Phase.DECODE)
     drafts = Drafts(
-        num_drafts=counts,
+        num_drafts=ints(*counts),
         token_ids=ints(*(token for tokens, _ in trees for token in tokens)),
         parents=ints(*(parent for _, parents in trees for parent in parents)),
     )
-    return one, drafts
+    return make_pass(bucket, rows or range(len(starts)), starts, lengths, lengths), drafts
 
 
 class World:
@@ -97,15 +87,7 @@ class World:
         """Run tokens behind each other; returns the logits of all."""
         count = len(tokens)
         self.rows.tokens[row, start : start + count] = torch.tensor(tokens).int()
-        one = Pass(
-            bucket=Bucket(1, count, 60),
-            indices=ints(0),
-            rows=ints(row),
-            starts=ints(start),
-            query_lens=ints(count),
-            num_logits=ints(0),
-            num_prompt_logits=ints(0),
-        )
+        one = make_pass(Bucket(1, count, 60), [row], [start], [count])
         return self.runner.forward(self.runner.inputs(one), np.arange(count)).clone()
 
     @torch.inference_mode()
@@ -218,7 +200,7 @@ def test_linear_drafts_are_no_tree():
     assert DraftTrees.of(one, Drafts(num_drafts=drafts.num_drafts, token_ids=drafts.token_ids)) is None
 
 
-def test_nodes_know_their_ancestors_depths_and_roots():
+def test_nodes_know_their_ancestors_depths_and_roots_and_positions_follow_depths():
     found = DraftTrees.of(*decode((9, 4, 7), (TREE, ([5, 6], [-1, 0]), ([], []))))
     assert found.branches.tolist() == [True, False, False]
     assert found.roots.tolist() == [9, 4, 7]
@@ -227,12 +209,8 @@ def test_nodes_know_their_ancestors_depths_and_roots():
     assert found.max_depth == 3
     seen = [np.flatnonzero(row).tolist() for row in found.ancestors[0]]
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 3], [0, 1, 2, 4], [0, 1, 5]]
-
-
-def test_positions_of_a_tree_follow_its_depths_and_of_others_their_place():
-    found = DraftTrees.of(*decode((9, 4), (TREE, ([5, 6], [-1, 0]))))
-    linear = np.array([9, 10, 11, 12, 13, 14, 4, 5, 6])
-    assert found.positions(linear, np.array([0, 6])).tolist() == [9, 10, 11, 10, 12, 11, 4, 5, 6]
+    linear = np.array([9, 10, 11, 12, 13, 14, 4, 5, 6, 7])
+    assert found.positions(linear, np.array([0, 6, 9])).tolist() == [9, 10, 11, 10, 12, 11, 4, 5, 6, 7]
 
 
 def test_histories_hold_the_path_to_each_node():

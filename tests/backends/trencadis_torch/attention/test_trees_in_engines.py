@@ -214,7 +214,7 @@ def test_drafts_that_are_always_right_need_a_fraction_of_the_steps(executor):
     assert few[2].totals.num_steps * 2 < engine.totals.num_steps
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # of tiny models: above
 def test_greedy_text_of_the_demo_is_that_of_no_speculation():
     executor = Loaded(resolve_model_path("demo"))
     prompts = [tuple(3 + (7 * i * i + 11 * i + length) % 4000 for i in range(length)) for length in (3, 17, 40)]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import attrs
 import pytest
@@ -142,3 +146,23 @@ def test_layers_beyond_the_kernels_are_named_with_the_reason(changes, reason):
     assert found is not None
     assert reason in found or "triton is missing" in found
     assert ("layer 5" in found) == ("triton" not in found)
+
+
+SCRIPT = Path(__file__).parents[3] / "support/backends/compiled_for_gpu.py"
+
+
+@pytest.mark.parametrize(("capability", "kind"), [("80", "int8"), ("90", "half")])
+def test_kernels_compile_for_gpus_that_are_not_here_in_few_variants(tmp_path, capability, kind):
+    """To machine code, by Triton and the assembler that it brings. What batches look like makes no variant: none is compiled late."""
+    pytest.importorskip("triton", reason="triton is not installed: its kernels cannot be compiled")
+    environ = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), capability, kind]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert result.returncode == 0, result.stderr[-2000:]
+    name, attends, merges, shared = result.stdout.split()
+    assert name == kind
+    # One query, up to 16 and more; the first two with keys shared out and without.
+    assert 3 <= int(attends) <= 5
+    assert 1 <= int(merges) <= 2
+    # What the smallest of current GPUs, of capability 8.6 and 8.9, let a program have.
+    assert 0 < int(shared) <= 99 * 1024

@@ -100,7 +100,7 @@ def test_forced_tokens_go_all_the_way(llama):
         assert difference[[2, 3]].min() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # that computing some tokens anew helps: below
 def test_error_falls_with_the_ratio_on_average(deep):
     """Over ten texts; a single one may get worse by chance."""
     ratios = (0.0, 0.1, 0.2, 0.4, 0.6, 1.0)

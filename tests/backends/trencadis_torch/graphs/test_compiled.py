@@ -61,9 +61,13 @@ def model(model_path, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def first(model, directory):
-    return started(model, directory, [PREFILL, DECODE])
+@pytest.fixture(scope="module", params=["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+def first(request, model, directory):
+    """A backend behind a warm-up in which torch.compile traces each shape, and at night compiles it."""
+    right = compile_cache._compiled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_cache, "_compiled", lambda plain, number, _: right(plain, number, request.param))
+        yield started(model, directory, [PREFILL, DECODE])
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +111,12 @@ def decode_inputs(backend):
     return seen[0]
 
 
-@pytest.mark.nightly
-def test_a_first_start_compiles_each_shape_once(first, directory):
+def test_a_first_start_compiles_each_shape_once(first):
     _, report = first
     assert set(report.prepared) == {PREFILL, DECODE}
     assert (report.num_graphs, report.num_compilations, report.num_cached) == (2, 2, 0)
-    assert list((directory / "fxgraph").rglob("*/*")), "they are kept where the setting says"
 
 
-@pytest.mark.slow
 def test_greedy_tokens_are_those_of_transformers_and_nothing_is_compiled_while_they_are_made(first, model):
     backend, _ = first
     before, eager = CompileCounts.now(), count(backend, "eager_passes_total")
@@ -128,11 +129,9 @@ def test_greedy_tokens_are_those_of_transformers_and_nothing_is_compiled_while_t
     assert count(backend, "warmup_seconds_total") > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["first", pytest.param("plain", marks=pytest.mark.nightly)])
 @torch.inference_mode()
-def test_logits_of_a_graph_are_those_of_the_model(request, kind):
-    backend, _ = request.getfixturevalue(kind)
+def test_logits_of_a_graph_are_those_of_the_model(first):
+    backend, _ = first
     inputs, tokens = decode_inputs(backend)
     graphs = backend._runner._forward
     num_eager = graphs.num_eager
@@ -151,8 +150,10 @@ def test_a_graph_of_torch_alone_makes_the_same_tokens(plain, model):
     assert found == {row: tiny_models.greedy_reference(model, t, 8) for row, t in PROMPTS.items()}
 
 
-@pytest.mark.slow
-def test_a_second_start_finds_its_graphs_on_disk(first, model, directory):
+@pytest.mark.nightly
+def test_a_second_start_finds_its_graphs_on_disk(model, directory):
+    started(model, directory, [PREFILL, DECODE])
+    assert list((directory / "fxgraph").rglob("*/*")), "they are kept where the setting says"
     backend, report = started(model, directory, [PREFILL, DECODE])
     assert (report.num_graphs, report.num_compilations, report.num_cached) == (2, 0, 2)
     assert count(backend, "graphs_from_disk") == 2
@@ -160,7 +161,6 @@ def test_a_second_start_finds_its_graphs_on_disk(first, model, directory):
     assert driver_of(backend).generate({0: PROMPTS[0]}, 4, chunk=CHUNK)[0] == expected
 
 
-@pytest.mark.slow
 def test_buckets_that_differ_in_blocks_alone_share_a_graph_where_the_kernel_reads_the_cache(first):
     backend, _ = first
     before = CompileCounts.now()
@@ -169,7 +169,6 @@ def test_buckets_that_differ_in_blocks_alone_share_a_graph_where_the_kernel_read
     assert CompileCounts.now() == before
 
 
-@pytest.mark.slow
 def test_a_shape_that_nobody_prepared_runs_without_a_graph_and_says_so_once(first, model, caplog):
     backend, _ = first
     before, eager = CompileCounts.now(), count(backend, "eager_passes_total")
@@ -183,7 +182,6 @@ def test_a_shape_that_nobody_prepared_runs_without_a_graph_and_says_so_once(firs
     assert [line.count("run without") for line in lines] == [1, 1], "one line for each shape"
 
 
-@pytest.mark.slow
 def test_scores_of_prompts_are_computed_without_a_graph(first):
     backend, _ = first
     driver, eager = driver_of(backend), count(backend, "eager_passes_total")
@@ -193,7 +191,6 @@ def test_scores_of_prompts_are_computed_without_a_graph(first):
     assert count(backend, "eager_passes_total") == eager + 1
 
 
-@pytest.mark.slow
 def test_what_is_compiled_during_a_step_is_counted(first, caplog, monkeypatch):
     backend, _ = first
     driver = sequences_in_decode(backend)
@@ -212,18 +209,14 @@ def test_what_is_compiled_during_a_step_is_counted(first, caplog, monkeypatch):
     assert "while requests waited" in caplog.text
 
 
-@pytest.mark.slow
 def test_layers_of_a_graph_wait_for_no_connector_and_its_kv_has_numerics_of_its_own(first):
     backend, _ = first
     assert not backend.capabilities.layerwise_kv
     assert backend.kv_cache().kernels.endswith("+inductor")
 
 
-@pytest.mark.slow
 def test_a_graph_that_computes_something_else_is_refused(model, directory, monkeypatch):
-    monkeypatch.setattr(
-        "trencadis_torch.graphs.compiled._compiled", lambda plain, *_: lambda *rest: plain(*rest).flip(-1)
-    )
+    monkeypatch.setattr(compile_cache, "_compiled", lambda plain, *_: lambda *rest: plain(*rest).flip(-1))
     with pytest.raises(BackendError, match="computes other logits"):
         started(model, directory, [DECODE])
 
@@ -342,10 +335,6 @@ def test_a_model_that_cannot_be_one_graph_is_refused_with_the_way_out():
     assert 'compile = "off"' in failed.value.hint
 
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler on this machine")
-
-
-@needs_compiler
 def test_the_setting_comes_before_the_environment_and_that_before_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     environ = {DIRECTORY: str(tmp_path / "named")}
@@ -359,7 +348,6 @@ def test_the_setting_comes_before_the_environment_and_that_before_the_users_cach
     assert (tmp_path / "asked").is_dir()
 
 
-@needs_compiler
 def test_torch_uses_the_compiler_that_our_kernels_use_and_keeps_what_it_makes(tmp_path):
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
@@ -387,7 +375,6 @@ def test_without_the_headers_of_python_the_error_says_what_to_install(tmp_path, 
     assert "python3-dev" in failed.value.hint
 
 
-@needs_compiler
 def test_a_torch_that_cannot_leave_out_guards_is_refused(tmp_path, monkeypatch):
     monkeypatch.delattr(torch.compiler, "skip_guard_on_all_nn_modules_unsafe")
     with pytest.raises(BackendError, match="cannot leave out guards"):

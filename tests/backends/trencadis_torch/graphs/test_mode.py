@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -64,18 +61,3 @@ def test_without_graphs_nothing_is_counted_and_no_memory_kept():
         pass
     assert counts.num_compilations == 0
     assert mode.metrics() == ""
-
-
-@pytest.mark.slow
-def test_modes_that_are_not_chosen_are_not_imported():
-    code = """
-import sys, torch
-from trencadis.clock import SystemClock
-from trencadis_torch.backend import TorchBackend
-from trencadis_torch.config import TorchConfig
-TorchBackend(TorchConfig(device="cpu"), clock=SystemClock())
-names = ("prometheus_client", "trencadis_torch.graphs.compiled", "trencadis_torch.graphs.cuda_graphs", "trencadis_torch.attention.triton")
-print([name for name in names if name in sys.modules])
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"

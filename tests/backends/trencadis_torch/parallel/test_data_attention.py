@@ -15,10 +15,11 @@ from torch import nn
 from support.backends import tiny_models
 from support.backends.families import MIXTURES, save_family
 from support.backends.mixtures import OwnBlocksDriver
+from support.backends.passes import make_pass
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, CollectiveError, ModelLoadError
 from trencadis.interfaces import AllocationPlan, BlockCopies
-from trencadis.records import Bucket, ModelSource, Pass, Phase
+from trencadis.records import Bucket, ModelSource, Phase
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_torch.backend import TorchBackend
@@ -38,16 +39,7 @@ LAYERS = 3
 
 
 def pass_of(rows, lengths, bucket=None):
-    rows, lengths = np.array(rows, np.int32), np.array(lengths, np.int32)
-    return Pass(
-        bucket=bucket or Bucket(len(rows), int(lengths.max()), 1, Phase.PREFILL),
-        indices=np.arange(len(rows), dtype=np.int32),
-        rows=rows,
-        starts=np.zeros(len(rows), np.int32),
-        query_lens=lengths,
-        num_logits=np.ones(len(rows), np.int32),
-        num_prompt_logits=np.zeros(len(rows), np.int32),
-    )
+    return make_pass(bucket, rows, [0] * len(rows), lengths)
 
 
 @settings(max_examples=40)

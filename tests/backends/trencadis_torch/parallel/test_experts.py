@@ -13,11 +13,12 @@ from torch import nn
 
 from support.backends import tiny_models
 from support.backends.gguf_mixtures import FORMS, save_gguf_mixture
+from support.backends.passes import make_pass
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import ConfigValueError, ModelLoadError
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import Bucket, ModelSource, Pass, Phase
+from trencadis.records import Bucket, ModelSource
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_torch.backend import TorchBackend
@@ -37,17 +38,6 @@ KINDS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
 LAYERS = 3
 TOP = 2
 """Experts of a token, in each of these models."""
-
-LENGTHS = np.array([3, 1], np.int32)
-PASS = Pass(
-    bucket=Bucket(3, 4, 1, Phase.PREFILL),
-    indices=LENGTHS,
-    rows=LENGTHS,
-    starts=LENGTHS,
-    query_lens=LENGTHS,
-    num_logits=LENGTHS,
-    num_prompt_logits=LENGTHS,
-)
 
 
 @pytest.fixture
@@ -415,8 +405,9 @@ def test_a_layer_without_tokens_is_even():
 
 
 def test_tokens_of_a_bucket_are_told_from_padding():
-    assert module.real_tokens(PASS, padded=True).tolist() == [1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
-    assert module.real_tokens(PASS, padded=False).tolist() == [1, 1, 1, 1]
+    one = make_pass(Bucket(3, 4, 1), [3, 1], [0, 0], [3, 1])
+    assert module.real_tokens(one, padded=True).tolist() == [1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert module.real_tokens(one, padded=False).tolist() == [1, 1, 1, 1]
 
 
 # --------------------------------------------------------------------------------------------------- refusals

@@ -15,6 +15,7 @@ import torch
 
 from support.backends import tiny_encoders, tiny_models
 from support.backends.families import DIFFERING_KV_HEADS, MIXTURES, SERVED, save_family, save_with_biases
+from support.backends.passes import make_pass
 from support.backends.quantised_checkpoints import FORMATS, quantise_checkpoint
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
@@ -532,30 +533,14 @@ def test_an_error_of_one_rank_ends_what_the_others_wait_for(model_path, ranked, 
     backend.ranks.all[broken]._runner = None
     none = np.empty(0, np.int32)
     writes = TableWrites(rows=none, columns=none, block_ids=none)
-    one = attrs.evolve(
-        Batch(step=0, num_sequences=1, row_starts=(), table_writes=writes, passes=()), passes=(_one_token(),)
-    )
+    passes = (make_pass(Bucket(1, 1, 1, Phase.DECODE), [0], [0], [1]),)
+    one = Batch(step=0, num_sequences=1, row_starts=(), table_writes=writes, passes=passes)
     errors = backend.ranks.errors(lambda rank: rank.submit(one))
     assert "after close" in str(errors[broken])
     # The first of two stages does not wait for the last one.
     assert errors[0] is None if (pipeline, broken) == (2, 1) else isinstance(errors[1 - broken], CollectiveError)
     assert backend.ranks.groups[broken].tensor.was_aborted
     assert backend.ranks.groups[broken].world.was_aborted
-
-
-def _one_token():
-    from trencadis.records import Pass
-
-    one = np.zeros(1, np.int32)
-    return Pass(
-        bucket=Bucket(1, 1, 1, Phase.DECODE),
-        indices=one,
-        rows=one,
-        starts=one,
-        query_lens=one + 1,
-        num_logits=one + 1,
-        num_prompt_logits=one,
-    )
 
 
 def load_errors(ranks, path, size=2, break_rank=None, pipeline=1, expert=1, **options):

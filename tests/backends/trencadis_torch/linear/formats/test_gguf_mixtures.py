@@ -18,7 +18,7 @@ pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
 
-@pytest.mark.representatives(len(FORMS))
+@pytest.mark.representatives(1, ci=3)
 @pytest.mark.parametrize("architecture", FORMS)
 def test_a_mixture_is_held_as_its_file_has_it_and_runs_in_one_call(
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
