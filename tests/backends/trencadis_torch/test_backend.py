@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import shutil
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 import torch
 
 from support.backends import tiny_encoders, tiny_models
+from support.backends.torch_backends import PLAN, PROMPTS, load_torch, make_torch
 from support.devices import DEVICE, ON_CUDA, cpu_only, cuda_only
 from support.memory import needs_statm, resident_bytes
 from trencadis.clock import SystemClock
-from trencadis.errors import BackendError, ModelLoadError, OutOfMemoryError
+from trencadis.errors import BackendError, ModelLoadError
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Batch, Bucket, ModelSource, Phase, TableWrites
 from trencadis_testing.backend import ArgmaxSampler, BackendConformance
@@ -19,15 +21,10 @@ from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.linear.native import native
 
-PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
 needs_native = pytest.mark.skipif(
     ON_CUDA or native() is None, reason="there is no C++ compiler on this machine, or tests run on another device"
 )
-PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
-
-
-def make(layout="ragged", **options):
-    return TorchBackend(TorchConfig(device=DEVICE, layout=layout, **options), clock=SystemClock())
+make, loaded = (functools.partial(one, device=DEVICE) for one in (make_torch, load_torch))
 
 
 class TestRagged(BackendConformance):
@@ -90,20 +87,13 @@ class TestGraphsThatNobodyPrepared(TestRagged):
         super().test_warm_up_says_what_it_prepared_and_leaves_no_trace()
 
 
-def loaded(path, layout="ragged", **options):
-    backend = make(layout, **options)
-    backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
-    backend.allocate(PLAN)
-    return backend
-
-
 @pytest.mark.representatives(3)
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
 def test_greedy_tokens_are_those_of_transformers(model_path, kind, layout):
     path = model_path(kind)
     expected = {row: tiny_models.greedy_reference(path, tokens, 12) for row, tokens in PROMPTS.items()}
-    backend = loaded(path, layout, max_prefill_batch_size=2)
+    backend = loaded(path, layout=layout, max_prefill_batch_size=2)
     for chunk in (0, 1, 7):
         assert BackendDriver(backend, PLAN, seed=chunk).generate(PROMPTS, 12, chunk=chunk) == expected
 
@@ -118,19 +108,16 @@ def test_block_size_changes_nothing(model_path, block_size):
         max_model_len=120,
         max_num_batched_tokens=64,
     )
-    backend = make()
-    backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
-    backend.allocate(plan)
+    backend = loaded(path, plan=plan)
     expected = {row: tiny_models.greedy_reference(path, tokens, 12) for row, tokens in PROMPTS.items()}
     assert BackendDriver(backend, plan).generate(PROMPTS, 12) == expected
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_model_runs_in_sixteen_bits(model_path, dtype):
-    backend = make()
-    facts = backend.load(ModelSource(path=str(model_path("llama")), dtype=dtype), sampler=ArgmaxSampler())
-    backend.allocate(PLAN)
-    assert facts.dtype == dtype
+    backend = loaded(model_path("llama"), dtype=dtype)
+    assert backend._facts.dtype == dtype
+    assert dtype == "bfloat16" or type(backend._model.lm_head) is torch.nn.Linear
     is_packed = dtype == "bfloat16" and not ON_CUDA and native() is not None
     expected = torch.float32 if is_packed else getattr(torch, dtype)
     assert all(keys.dtype == expected for keys in backend.kv_cache().keys)
@@ -152,9 +139,8 @@ def test_int8_tokens_depend_neither_on_chunks_nor_on_who_shares_the_batch(model_
 def test_each_kind_of_weights_has_facts_and_kv_of_its_own(model_path):
     facts, numerics = {}, set()
     for name, options in {"off": {"pack": "off"}, "auto": {}, "int8": {"quantization": "int8"}}.items():
-        backend = make(**options)
-        facts[name] = backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
-        backend.allocate(PLAN)
+        backend = loaded(model_path("llama"), **options)
+        facts[name] = backend._facts
         numerics.add(backend.kv_cache().layout.numerics)
     assert len(numerics) == 3
     assert facts["off"].identity == facts["auto"].identity != facts["int8"].identity
@@ -168,12 +154,6 @@ def test_nothing_of_a_model_is_replaced_where_packing_is_off(model_path):
     backend = loaded(model_path("llama"), pack="off")
     assert {type(part).__module__.split(".")[0] for part in backend._model.modules()} == {"torch", "transformers"}
     assert backend.kv_cache().kernels in ("torch", "native", "triton")
-
-
-def test_float16_is_not_packed(model_path):
-    backend = make()
-    backend.load(ModelSource(path=str(model_path("llama")), dtype="float16"), sampler=ArgmaxSampler())
-    assert type(backend._model.lm_head) is torch.nn.Linear
 
 
 @cpu_only
@@ -201,17 +181,8 @@ def test_int8_is_refused_on_another_device(model_path, monkeypatch):
         make(quantization="int8").load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
 
 
-def test_gguf_file_is_served(tmp_path, model_path):
-    pytest.importorskip("gguf")
-    backend = make()
-    backend.load(ModelSource(path=str(tiny_models.save_gguf(tmp_path))), sampler=ArgmaxSampler())
-    backend.allocate(PLAN)
-    expected = tiny_models.greedy_reference(model_path("llama"), PROMPTS[0], 6)
-    assert BackendDriver(backend, PLAN).generate({0: PROMPTS[0]}, 6)[0] == expected
-
-
 def test_padded_positions_are_counted(model_path):
-    backend = loaded(model_path("llama"), "padded")
+    backend = loaded(model_path("llama"), layout="padded")
     driver = BackendDriver(backend, PLAN, bucket=lambda shape: Bucket(4, 32, shape.num_blocks + 2, shape.phase))
     driver.start(0, PROMPTS[0])
     assert driver.step([Work(0)]).num_padded_tokens == 4 * 32
@@ -222,12 +193,6 @@ def test_capabilities_follow_the_layout():
     assert make().capabilities.max_prefill_batch_size == 0
     padded = make("padded", max_prefill_batch_size=3).capabilities
     assert (padded.layout, padded.max_prefill_batch_size, padded.default_block_size) == ("padded", 3, 16)
-
-
-def test_unchecked_model_runs_the_same(model_path):
-    backend = loaded(model_path("phi3"), check_model=False)
-    expected = tiny_models.greedy_reference(model_path("phi3"), PROMPTS[1], 12)
-    assert BackendDriver(backend, PLAN).generate({0: PROMPTS[1]}, 12)[0] == expected
 
 
 class ThreadsSeen(ArgmaxSampler):
@@ -274,15 +239,6 @@ def test_replicas_share_the_threads_unless_their_number_is_said(threads_of, monk
         assert threads_of(there, num_replicas=3, **options) == expected
 
 
-def test_cache_that_does_not_fit_is_refused(model_path):
-    backend = make()
-    backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
-    with pytest.raises(OutOfMemoryError, match="blocks"):
-        backend.allocate(
-            AllocationPlan(num_blocks=1 << 45, block_size=16, num_rows=1, max_model_len=16, max_num_batched_tokens=16)
-        )
-
-
 @cpu_only
 @needs_statm
 @pytest.mark.parametrize("prefaults", [False, True])
@@ -299,10 +255,12 @@ def test_memory_of_the_cache_is_taken_at_the_start_if_that_is_asked_for(model_pa
 
 
 def test_no_batch_runs_after_close(model_path):
-    backend = loaded(model_path("llama"), "padded")
+    backend = loaded(model_path("llama"), layout="padded")
     backend.close()
     with pytest.raises(BackendError, match="after close"):
         backend.prepare(Bucket(1, 1, 1, Phase.DECODE))
+    with pytest.raises(BackendError, match="TorchBackend does not embed"):
+        backend.embed([np.ones(2, np.int32)])
 
 
 @cpu_only  # on CUDA it is a device-side assertion, after which the process has no device any more
@@ -323,7 +281,7 @@ def test_step_that_fails_leaves_later_steps_alone(model_path):
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
 def test_texts_are_embedded_beside_running_sequences(model_path, layout):
     path = model_path("gemma2")
-    backend = loaded(path, layout)
+    backend = loaded(path, layout=layout)
     driver = BackendDriver(backend, PLAN)
     for row, tokens in PROMPTS.items():
         driver.start(row, tokens)
@@ -357,10 +315,3 @@ def test_a_decoder_with_files_of_a_sentence_encoder_pools_as_they_say(model_path
     (vector,) = backend.embed([np.array(PROMPTS[0], np.int32)])
     expected = tiny_encoders.reference_vector(model_path("llama"), PROMPTS[0], "cls")
     np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
-
-
-def test_nothing_is_embedded_after_close(model_path):
-    backend = loaded(model_path("llama"))
-    backend.close()
-    with pytest.raises(BackendError, match="TorchBackend does not embed"):
-        backend.embed([np.ones(2, np.int32)])

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
 import torch
 
 from support.backends import tiny_models
+from support.backends.torch_backends import PLAN, PROMPTS, load_torch
 from support.devices import DEVICE, cuda_only
-from trencadis.clock import SystemClock
 from trencadis.errors import BackendError
-from trencadis.interfaces import AllocationPlan
-from trencadis.records import Bucket, ModelSource, Phase
-from trencadis_testing.backend import ArgmaxSampler
+from trencadis.records import Bucket, Phase
 from trencadis_testing.driver import BackendDriver
-from trencadis_torch.backend import TorchBackend
-from trencadis_torch.config import TorchConfig
 
 pytestmark = cuda_only
 
-PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
-PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
 GRAPHS = {"layout": "padded", "graphs": "buckets", "max_prefill_batch_size": 2}
 MODES = {
     "kernel": {},
@@ -40,11 +35,7 @@ def bucket(shape):
     return DECODE if shape.phase is Phase.DECODE else Bucket.of(shape)
 
 
-def loaded(path, *, dtype="float32", **options):
-    backend = TorchBackend(TorchConfig(device=DEVICE, **options), clock=SystemClock())
-    backend.load(ModelSource(path=str(path), dtype=dtype), sampler=ArgmaxSampler())
-    backend.allocate(PLAN)
-    return backend
+loaded = functools.partial(load_torch, device=DEVICE, dtype="float32")
 
 
 @pytest.mark.representatives(100)
@@ -86,11 +77,7 @@ def test_narrow_caches_agree_with_the_same_on_the_cpu(model_path, kv_dtype, mode
         (DEVICE, MODES[mode]),
         ("cpu", {"attention": "sdpa" if mode == "gathered" else "native", "pack": "off"}),
     ):
-        backend = TorchBackend(
-            TorchConfig(device=device, kv_dtype=kv_dtype, check_model=False, **options), clock=SystemClock()
-        )
-        backend.load(ModelSource(path=str(path), dtype="float32"), sampler=ArgmaxSampler())
-        backend.allocate(PLAN)
+        backend = loaded(path, **{"device": device, "kv_dtype": kv_dtype, "check_model": False, **options})
         found.append(BackendDriver(backend, PLAN).generate(PROMPTS, 8, chunk=7))
         backend.close()
     assert found[0] == found[1]

@@ -230,3 +230,16 @@ def _gguf_layout(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
         if part in name:
             return tensor.view(num_heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape).contiguous()
     return tensor
+
+
+def save_changed(kind: str, path: Path, *, seed: int = 1, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """Write a tiny model of a configuration that was changed, drawn as transformers does it, and return its path."""
+    from transformers import AutoModelForCausalLM
+
+    config = _config(kind)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(path)
+    return path

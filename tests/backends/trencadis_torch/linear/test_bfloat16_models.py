@@ -10,9 +10,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from support.backends import tiny_models
+from support.backends.torch_backends import PLAN, PROMPTS
 from support.devices import ON_CUDA
 from trencadis.clock import SystemClock
-from trencadis.interfaces import AllocationPlan
 from trencadis.records import ModelSource
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver
@@ -26,9 +26,7 @@ from trencadis_torch.loading.self_check import paged_logits
 pytestmark = pytest.mark.skipif(
     ON_CUDA or native() is None, reason="there is no C++ compiler on this machine, or tests run on another device"
 )
-PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
 TOKENS = [torch.tensor(tiny_models.prompt(length)) for length in (26, 13)]
-PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
 
 
 def load(path, dtype="bfloat16", **options):

@@ -16,22 +16,20 @@ from support.backends import tiny_models
 from support.backends.families import MIXTURES, save_family
 from support.backends.mixtures import OwnBlocksDriver
 from support.backends.passes import make_pass
-from trencadis.clock import SystemClock
+from support.backends.torch_backends import PLAN as PLAN_OF_60
+from support.backends.torch_backends import PROMPTS, load_torch, make_torch
 from trencadis.errors import BackendError, CollectiveError, ModelLoadError
-from trencadis.interfaces import AllocationPlan, BlockCopies
+from trencadis.interfaces import BlockCopies
 from trencadis.records import Bucket, ModelSource, Phase
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver, Work
-from trencadis_torch.backend import TorchBackend
-from trencadis_torch.config import TorchConfig
 from trencadis_torch.parallel import data_attention
 from trencadis_torch.parallel.data_attention import OwnBlocks, OwnRows, Spread, SpreadExperts, SpreadHead, TokenGather
 from trencadis_torch.parallel.experts import OwnExperts
 from trencadis_torch.parallel.placement import ExpertSlots
 from trencadis_torch.rows import Rows
 
-PLAN = AllocationPlan(num_blocks=120, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
-PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
+PLAN = attrs.evolve(PLAN_OF_60, num_blocks=120)
 LAYERS = 3
 
 
@@ -139,12 +137,8 @@ def test_each_rank_gets_the_outputs_of_its_own_tokens(ranks, monkeypatch, dtype,
 # ------------------------------------------------------------------------------------------- whole backends
 
 
-def make(layout="ragged", **options):
-    return TorchBackend(TorchConfig(device="cpu", layout=layout, **options), clock=SystemClock())
-
-
 def loaded(ranked, path, size=2, layout="ragged", **options):
-    backend = ranked(functools.partial(make, layout, **options), size, expert=size, attention="data")
+    backend = ranked(functools.partial(make_torch, layout, **options), size, expert=size, attention="data")
     backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
     backend.allocate(PLAN)
     return backend
@@ -160,9 +154,7 @@ def family(tmp_path_factory):
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_greedy_texts_of_a_family_are_those_of_one_process(family, ranked, kind):
-    alone = make(check_model=False)
-    alone.load(ModelSource(path=str(family(kind))), sampler=ArgmaxSampler())
-    alone.allocate(PLAN)
+    alone = load_torch(family(kind), plan=PLAN, check_model=False)
     texts = BackendDriver(alone, PLAN).generate(PROMPTS, 8)
     for layout in ("ragged", "padded"):
         backend = loaded(ranked, family(kind), layout=layout, check_model=False)
@@ -200,8 +192,7 @@ def test_each_rank_has_the_keys_of_its_own_sequences_in_as_many_blocks_as_its_pa
 
 def test_texts_that_every_rank_embeds_have_the_vectors_of_one_process(family, ranked):
     texts = [np.array(tokens, np.int32) for tokens in PROMPTS.values()]
-    alone = make()
-    alone.load(ModelSource(path=str(family("mixtral"))), sampler=ArgmaxSampler())
+    alone = load_torch(family("mixtral"), plan=None)
     found = loaded(ranked, family("mixtral")).embed(texts)
     np.testing.assert_allclose(found, alone.embed(texts), rtol=1e-4, atol=1e-5)
 
@@ -224,8 +215,7 @@ def test_tokens_of_all_ranks_are_counted_once_and_padding_is_not(family, ranked,
 
 
 def test_a_share_is_whole_but_for_experts_and_output_projection(family, ranked):
-    one = make()
-    one.load(ModelSource(path=str(family("mixtral"))), sampler=ArgmaxSampler())
+    one = load_torch(family("mixtral"), plan=None)
     whole = dict(one._model.named_parameters())
     for rank in loaded(ranked, family("mixtral"), pack="off").ranks.all:
         for name, parameter in rank._model.named_parameters():
@@ -339,7 +329,7 @@ def test_a_model_without_experts_is_refused(family, ranked):
 
 def test_shares_of_every_expert_are_refused(ranked):
     with pytest.raises(BackendError, match=r'attention = "data" with expert = 1'):
-        ranked(make, 2, attention="data")
+        ranked(make_torch, 2, attention="data")
 
 
 def test_a_model_that_computes_all_logits_is_refused(family, ranked, monkeypatch):

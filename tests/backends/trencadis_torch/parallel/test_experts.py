@@ -15,25 +15,19 @@ from support.backends import tiny_models
 from support.backends.gguf_mixtures import FORMS, save_gguf_mixture
 from support.backends.passes import make_pass
 from support.backends.rank_threads import Forbidden, make_groups
-from trencadis.clock import SystemClock
+from support.backends.torch_backends import PLAN, PROMPTS, load_torch, logits_of, make_torch
 from trencadis.errors import ConfigValueError, ModelLoadError
-from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, ModelSource
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver, Work
-from trencadis_torch.backend import TorchBackend
-from trencadis_torch.config import TorchConfig
 from trencadis_torch.linear.experts import PackedExperts
 from trencadis_torch.loading.loader import find_model
-from trencadis_torch.loading.self_check import paged_logits
 from trencadis_torch.loading.skeleton import skeleton
 from trencadis_torch.parallel import experts as module
 from trencadis_torch.parallel.experts import ExpertLoads, OwnExperts, load_metrics
 from trencadis_torch.parallel.placement import ExpertSlots
 from trencadis_torch.parallel.sharding import shard
 
-PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
-PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
 KINDS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
 LAYERS = 3
 TOP = 2
@@ -137,10 +131,6 @@ def test_copies_share_the_tokens_of_an_expert_and_a_token_is_computed_alike_in_e
 # --------------------------------------------------------------------------------------------------- backends
 
 
-def make(layout="ragged", **options):
-    return TorchBackend(TorchConfig(device="cpu", layout=layout, **options), clock=SystemClock())
-
-
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory):
     """Return a function that saves a tiny mixture of experts; DeepSeek-V3 with groups, of which one is chosen."""
@@ -195,23 +185,10 @@ def balanced(tmp_path):
 
 
 def loaded(ranked, path, size, layout="ragged", **options):
-    backend = ranked(functools.partial(make, layout, **options), size, expert=size)
+    backend = ranked(functools.partial(make_torch, layout, **options), size, expert=size)
     backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
     backend.allocate(PLAN)
     return backend
-
-
-def alone(path, **options):
-    backend = make(**options)
-    backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
-    return backend
-
-
-@torch.inference_mode()
-def logits(backend):
-    """Return paged logits in chunks and steps of one token."""
-    sequences = [torch.arange(n) * 7 % tiny_models.VOCAB_SIZE for n in (26, 13)]
-    return torch.cat(paged_logits(backend._model, backend._layers, sequences, backend._config.layout, backend._kernel))
 
 
 @ways
@@ -222,8 +199,8 @@ def logits(backend):
 def test_logits_and_greedy_tokens_are_those_of_one_process(mixture, ranked, balanced, both_ways, kind, placement, size):
     path = mixture(kind)
     backend = loaded(ranked, path, size, **(balanced() if placement == "balanced" else {}))
-    expected = logits(alone(path))
-    for rank in backend.ranks.call(logits):
+    expected = logits_of(load_torch(path))
+    for rank in backend.ranks.call(logits_of):
         assert float((rank - expected).norm() / expected.norm()) <= 1e-5
     texts = {row: tiny_models.greedy_reference(path, tokens, 8) for row, tokens in PROMPTS.items()}
     for chunk in (0, 7):
@@ -235,7 +212,7 @@ def test_a_layer_exchanges_as_often_as_under_tensor_parallelism(mixture, ranked,
     path = mixture(kind)
     found = []
     for expert in (1, 2):
-        backend = ranked(make, 2, expert=expert)
+        backend = ranked(make_torch, 2, expert=expert)
         backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
         backend.allocate(PLAN)
         driver = BackendDriver(backend, PLAN)
@@ -254,14 +231,11 @@ def test_a_layer_exchanges_as_often_as_under_tensor_parallelism(mixture, ranked,
 @pytest.mark.parametrize("expert", [2, 1])
 def test_weights_in_mxfp4_stay_so_on_each_rank(tmp_path, ranked, expert):
     from safetensors.torch import load_file, save_file
-    from transformers import AutoModelForCausalLM
 
-    config = tiny_models._config("gpt_oss")
-    config.hidden_size = config.intermediate_size = 64
+    tiny_models.save_changed("gpt_oss", tmp_path, hidden_size=64, intermediate_size=64)
+    weights = load_file(tmp_path / "model.safetensors")
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-        weights = load_file(tmp_path / "model.safetensors")
         for name in [one for one in weights if one.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
             num_experts, num_inputs, num_outputs = weights.pop(name).shape
             shape = num_experts, num_outputs, num_inputs // 32
@@ -271,12 +245,12 @@ def test_weights_in_mxfp4_stay_so_on_each_rank(tmp_path, ranked, expert):
     stored = json.loads((tmp_path / "config.json").read_text())
     stored["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    backend = ranked(make, 2, expert=expert)
+    backend = ranked(make_torch, 2, expert=expert)
     backend.load(ModelSource(path=str(tmp_path)), sampler=ArgmaxSampler())
     backend.allocate(PLAN)
-    expected = logits(alone(tmp_path))
+    expected = logits_of(load_torch(tmp_path))
     # gpt-oss has no plan for shares of experts: each rank has all of them.
-    for rank, found in zip(backend.ranks.all, backend.ranks.call(logits), strict=True):
+    for rank, found in zip(backend.ranks.all, backend.ranks.call(logits_of), strict=True):
         assert float((found - expected).norm() / expected.norm()) <= 1e-5
         for one in (part for part in rank._model.modules() if isinstance(part, PackedExperts)):
             assert one.structure(1).num_experts == 4 // expert
@@ -289,11 +263,11 @@ def test_experts_of_gguf_files_are_held_as_there_by_each_rank(tmp_path, ranked, 
     pytest.importorskip("gguf")
     # 6 experts, and so many inputs that a rank's part is whole groups.
     path, _ = save_gguf_mixture(tmp_path, architecture, num_experts=6, inner_size=128)
-    backend = ranked(make, 2, expert=expert)
+    backend = ranked(make_torch, 2, expert=expert)
     backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
     backend.allocate(PLAN)
-    expected = logits(alone(path))
-    for rank, found in zip(backend.ranks.all, backend.ranks.call(logits), strict=True):
+    expected = logits_of(load_torch(path))
+    for rank, found in zip(backend.ranks.all, backend.ranks.call(logits_of), strict=True):
         assert (
             float((found - expected).norm() / expected.norm()) <= 5e-3
         )  # rows are rounded, and sums of ranks have other low bits
@@ -384,7 +358,7 @@ def test_tokens_of_each_expert_are_counted_and_padding_is_not(mixture, ranked, b
 
 
 def test_shares_of_experts_count_nothing(mixture, ranked):
-    backend = ranked(make, 2)
+    backend = ranked(make_torch, 2)
     backend.load(ModelSource(path=str(mixture("mixtral"))), sampler=ArgmaxSampler())
     backend.allocate(PLAN)
     BackendDriver(backend, PLAN).generate(PROMPTS, 2)
@@ -415,7 +389,7 @@ def test_tokens_of_a_bucket_are_told_from_padding():
 
 def load_errors(ranks, path, options, size=2, **layout):
     def join(groups):
-        backend = make(**options[groups.rank])
+        backend = make_torch(**options[groups.rank])
         backend.join(groups)
         return backend
 
@@ -452,7 +426,7 @@ def test_loads_of_another_model_are_refused(mixture, ranks, balanced):
 
 def test_a_placement_without_whole_experts_is_refused(balanced):
     with pytest.raises(ConfigValueError, match="expert = 1"):
-        make(**balanced()).join(make_groups(2)[0])
+        make_torch(**balanced()).join(make_groups(2)[0])
 
 
 @pytest.mark.parametrize(
@@ -465,7 +439,7 @@ def test_a_placement_without_whole_experts_is_refused(balanced):
 )
 def test_keys_that_do_not_go_together_are_refused(options, said):
     with pytest.raises(ConfigValueError, match=said):
-        make(**options)
+        make_torch(**options)
 
 
 def test_a_plan_that_divides_no_experts_but_their_outputs_is_refused(mixture):

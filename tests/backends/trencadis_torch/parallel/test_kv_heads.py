@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import numpy as np
@@ -10,14 +9,12 @@ import pytest
 
 from support.backends import tiny_models
 from support.backends.families import DIFFERING_KV_HEADS, SERVED, save_with_biases
-from trencadis.clock import SystemClock
+from support.backends.torch_backends import make_torch
 from trencadis.errors import BackendError
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import ModelSource
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver
-from trencadis_torch.backend import TorchBackend
-from trencadis_torch.config import TorchConfig
 
 PLAN = AllocationPlan(num_blocks=20, block_size=4, num_rows=4, max_model_len=60, max_num_batched_tokens=64)
 PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1)}
@@ -26,10 +23,6 @@ UNDIVIDED = {
     *("biogpt", "bitnet", "ctrl", "gpt-sw3", "gpt2", "gpt_bigcode", "jetmoe", "modernbert-decoder", "opt", "persimmon"),
 }
 """Without a plan of tensors in transformers."""
-
-
-def make():
-    return TorchBackend(TorchConfig(device="cpu"), clock=SystemClock())
 
 
 def computed(backend, path):
@@ -73,12 +66,12 @@ def assert_parts(ranks, alone):
 )
 def test_ranks_hold_the_heads_that_they_name(tmp_path, ranked, kind, size):
     path = save_with_biases(kind, tmp_path)
-    backend = computed(ranked(functools.partial(make), size), path)
+    backend = computed(ranked(make_torch, size), path)
     if kind in DIFFERING_KV_HEADS:
         with pytest.raises(BackendError, match="differ in their KV heads"):
             backend.ranks.all[0].kv_cache()
         return
-    assert_parts(backend.ranks.all, computed(make(), path))
+    assert_parts(backend.ranks.all, computed(make_torch(), path))
 
 
 @pytest.mark.representatives(1)
@@ -88,6 +81,4 @@ def test_ranks_hold_the_heads_that_they_name(tmp_path, ranked, kind, size):
 def test_stages_hold_the_layers_that_they_name(model_path, ranked, kind, layout):
     size, stages = layout
     path = model_path(kind)
-    assert_parts(
-        computed(ranked(functools.partial(make), size, pipeline=stages), path).ranks.all, computed(make(), path)
-    )
+    assert_parts(computed(ranked(make_torch, size, pipeline=stages), path).ranks.all, computed(make_torch(), path))

@@ -56,25 +56,20 @@ def test_parts_are_those_of_the_model_that_transformers_loads(kind, layout, tmp_
 
 
 def test_a_vocabulary_that_is_not_divided_evenly_ends_with_rows_of_zeros(tmp_path):
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    config = LlamaConfig(**{**tiny_models._COMMON, "vocab_size": 131, "tie_word_embeddings": True})
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_models.save_changed("llama", tmp_path, tie_word_embeddings=True)
     for groups in make_groups(4):
         expected = expected_of(tmp_path, groups)
         _, weights = share_weights(tmp_path, groups)
         for name in ("model.embed_tokens.local.weight", "lm_head.local.weight"):
             found = weights.matrix(name)
-            assert found.shape == (33, config.hidden_size)
+            assert found.shape == (33, 48)
             assert torch.equal(found.dequantised(), expected[name])
     assert not found.dequantised()[32:].any()
     assert found.dequantised()[:32].any()
 
 
 def test_of_a_vocabulary_of_fewer_tokens_than_rows_a_rank_has_zeros_alone(tmp_path):
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    AutoModelForCausalLM.from_config(LlamaConfig(**{**tiny_models._COMMON, "vocab_size": 9})).save_pretrained(tmp_path)
+    tiny_models.save_changed("llama", tmp_path, vocab_size=9)
     groups = make_groups(4)[3]
     _, weights = share_weights(tmp_path, groups)
     name = "model.embed_tokens.local.weight"

@@ -155,11 +155,7 @@ def test_names_of_the_base_model_alone_and_mixtrals_old_ones_are_found(tmp_path)
 
 
 def test_tied_embeddings_stay_tied_and_are_read_once(tmp_path):
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    AutoModelForCausalLM.from_config(
-        LlamaConfig(**{**tiny_models._COMMON, "tie_word_embeddings": True})
-    ).save_pretrained(tmp_path)
+    tiny_models.save_changed("llama", tmp_path, tie_word_embeddings=True)
     files = find_model(ModelSource(path=str(tmp_path)))
     weights = StoredWeights(files)
     model = share_of(files, 0, 2, weights)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-
 import attrs
 import pytest
 
 from support.backends import tiny_encoders, tiny_models
 from support.backends.rank_threads import make_groups
-from trencadis.clock import SystemClock
+from support.backends.torch_backends import PLAN, make_torch
 from trencadis.errors import BackendError, ConfigValueError
-from trencadis.interfaces import AllocationPlan
 from trencadis.records import ModelSource
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver
-from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.parallel.support import FEATURES, ONLY_EMBEDS
 
-PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
 ASKING = {
     "compile": "buckets",
     "graphs": "checked",
@@ -35,7 +30,7 @@ def test_a_model_that_only_embeds_is_refused_as_the_table_says(tmp_path, ranks):
     path = tiny_encoders.save_encoder("bert", tmp_path)
 
     def load(groups):
-        backend = TorchBackend(TorchConfig(device="cpu"), clock=SystemClock())
+        backend = make_torch()
         backend.join(groups)
         backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
 
@@ -58,7 +53,7 @@ def test_every_row_is_of_a_setting_and_asked_for_by_other_values_than_the_defaul
 def test_joining_others_is_refused_where_the_table_says_so_and_nowhere_else(feature):
     key = feature.setting.rpartition(".")[2]
     options = {"layout": "padded"} if "tensor" in feature.refused else {}
-    backend = TorchBackend(TorchConfig(device="cpu", **{**options, key: ASKING[key]}), clock=SystemClock())
+    backend = make_torch(**{**options, key: ASKING[key]})
     if "tensor" in feature.refused:
         with pytest.raises(
             ConfigValueError, match=rf'^\[backend\.torch\] {key} = "{ASKING[key]}" with \[parallel\] tensor = 2: '
@@ -73,7 +68,7 @@ def test_joining_others_is_refused_where_the_table_says_so_and_nowhere_else(feat
 
 def test_a_gguf_file_is_divided(tmp_path, model_path, ranked):
     pytest.importorskip("gguf")
-    backend = ranked(functools.partial(TorchBackend, TorchConfig(device="cpu"), clock=SystemClock()), 2)
+    backend = ranked(make_torch, 2)
     backend.load(ModelSource(path=str(tiny_models.save_gguf(tmp_path))), sampler=ArgmaxSampler())
     backend.allocate(PLAN)
     prompt = tiny_models.prompt(19)

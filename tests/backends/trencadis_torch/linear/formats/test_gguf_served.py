@@ -9,11 +9,18 @@ import pytest
 import torch
 
 from support.backends import tiny_models
-from support.gguf_writing import write_gguf
-from trencadis import LLM, SamplingParams
+from support.backends.gguf_mixtures import FORMS, save_gguf_mixture
+from support.backends.served import held, prompt_logprobs
+from support.gguf_writing import random_blocks, write_gguf
+from trencadis import LLM
+from trencadis.gguf_file import KINDS, read_gguf
+from trencadis_torch.linear.formats import gguf_blocks
+from trencadis_torch.linear.formats.gguf import GgufSource
+from trencadis_torch.linear.formats.gguf_blocks import unpacked
+from trencadis_torch.linear.native import native
+from trencadis_torch.loading.gguf_config import gguf_config
 
 gguf = pytest.importorskip("gguf")
-
 SIZES = {
     ".context_length": 256,
     ".embedding_length": 64,
@@ -35,7 +42,6 @@ MIX = {
     "token_embd": "Q8_0",
 }
 PROMPT = tiny_models.prompt(20)
-GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 
 def make_file(directory: Path) -> Path:
@@ -66,21 +72,6 @@ def reference(directory: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, **options).eval()
 
 
-def engine(path: Path, **backend: Any) -> LLM:
-    return LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": {"num_threads": 1, **backend}})
-
-
-def prompt_logprobs(path: Path, **backend: Any) -> torch.Tensor:
-    """Return the log-probability of each token of the prompt but the first."""
-    with engine(path, **backend) as llm:
-        found = llm.generate([PROMPT], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))[
-            0
-        ].prompt_logprobs
-    assert found is not None
-    assert [one.token_id for one in found] == PROMPT[1:]
-    return torch.tensor([one.logprob for one in found])
-
-
 @torch.no_grad()
 def test_dequantised_weights_give_the_probabilities_of_transformers(tmp_path: Path) -> None:
     path = make_file(tmp_path)
@@ -105,5 +96,53 @@ def test_blocks_give_nearly_the_probabilities_of_their_dequantised_weights(
 def test_what_lies_beside_a_file_says_nothing_of_it(tmp_path: Path) -> None:
     path = make_file(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 77}')
-    with engine(path) as llm:
+    with LLM({"path": str(path), "tokenizer": "none"}) as llm:
         assert 77 not in llm.model.eos_token_ids
+
+
+@pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
+@pytest.mark.representatives(1, ci=3)
+@pytest.mark.parametrize("architecture", FORMS)
+def test_a_mixture_is_held_as_its_file_has_it_and_runs_in_one_call(
+    architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path, floats = save_gguf_mixture(tmp_path, architecture)
+    file = read_gguf(path)
+    source = GgufSource(file, gguf_config(file))
+    expected = AutoModelForCausalLM.from_pretrained(floats, dtype=torch.float32).state_dict()
+    assert source.names() == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(source.tensor(name), tensor), name
+        if tensor.dim() == 3:
+            stack = source.stack(name)
+            assert stack.matrices[0].form == FORMS[architecture]
+            assert all(torch.equal(stack[index], tensor[index]) for index in range(5))
+    _, text = held(path, caplog)
+    assert f"held as {FORMS[architecture]}" in text
+    assert "runs in one call" in text
+    assert "WARNING" not in text
+    reference = prompt_logprobs(floats, pack="off")
+    torch.testing.assert_close(prompt_logprobs(path, pack="off"), reference, atol=1e-5, rtol=0)
+    # Rows are rounded to 8 bits where weights are integers.
+    error = (prompt_logprobs(path) - reference).abs().mean()
+    assert error < 0.1 * (reference - reference.roll(1)).abs().mean()
+
+
+@pytest.mark.representatives(13)
+@pytest.mark.parametrize("kind", gguf_blocks.FORMS)
+def test_blocks_have_the_values_of_the_reference(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_blocks, "_AT_ONCE", 600)  # several parts, the last one smaller
+    number, found = next((number, one) for number, one in KINDS.items() if one.name == kind)
+    raw = random_blocks(kind, (11, 512))
+    calls = list[None]()
+    held = unpacked(torch.from_numpy(raw), found, lambda: calls.append(None))
+    assert calls
+    expected = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number)))
+    assert expected.isfinite().all()
+    assert expected.std() > 0
+    assert torch.equal(held.dequantised(), expected)
+    assert held.bits == gguf_blocks.FORMS[kind].bits
+    assert held.group == gguf_blocks.FORMS[kind].group
+    assert int(held.values.max()) < 2**held.bits

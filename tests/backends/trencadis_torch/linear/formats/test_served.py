@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 
 import pytest
-import torch
 
 from support.backends import quantised_checkpoints as made
 from support.backends import tiny_models
-from trencadis import LLM, SamplingParams
+from support.backends.served import held, prompt_logprobs
 from trencadis.errors import ModelLoadError
 
-GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 PROMPT = tiny_models.prompt(20)
 
 ROUNDS = frozenset(made.FORMATS.keys() - {"fp8", "compressed_fp8"})
@@ -28,24 +26,6 @@ def checkpoint(kind, architecture, folder):
     return folder / kind / "quantised", folder / kind / "floats"
 
 
-def engine(path, **backend):
-    return LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": {"num_threads": 1, **backend}})
-
-
-def tokens(path, **backend):
-    with engine(path, **backend) as llm:
-        return list(llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids)
-
-
-def prompt_logprobs(path, **backend):
-    """Return the log-probability of each token of the prompt but the first."""
-    asked = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    with engine(path, **backend) as llm:
-        found = llm.generate([PROMPT], asked)[0].prompt_logprobs
-    assert [one.token_id for one in found] == PROMPT[1:]
-    return torch.tensor([one.logprob for one in found])
-
-
 def assert_near(found, expected):
     assert (found - expected).abs().mean() < 0.1 * (expected - expected.roll(1)).abs().mean()
 
@@ -53,18 +33,18 @@ def assert_near(found, expected):
 @pytest.mark.parametrize("kind", sorted(made.FORMATS.keys() - ROUNDS))
 def test_weights_held_as_floats_give_the_tokens_of_transformers(tmp_path, kind, caplog):
     quantised, floats = checkpoint(kind, "qwen3", tmp_path)
-    with caplog.at_level("INFO", "trencadis.torch"):
-        found = tokens(quantised)
-    assert found == tiny_models.greedy_reference(floats, PROMPT, 12)
-    assert "held as float8_e4m3fn" in caplog.text
-    assert "runs in one call" in caplog.text
+    found, text = held(quantised, caplog)
+    assert found == tiny_models.greedy_reference(floats, PROMPT, 8)
+    assert "held as float8_e4m3fn" in text
+    assert "runs in one call" in text
 
 
 @pytest.mark.parametrize("kind", sorted(ROUNDS))
 def test_weights_held_as_integers_give_the_tokens_of_transformers_when_rows_are_not_rounded(tmp_path, kind, caplog):
     quantised, floats = checkpoint(kind, "llama", tmp_path)
-    assert tokens(quantised, pack="off") == tiny_models.greedy_reference(floats, PROMPT, 12)
-    assert "Loaded whole, it is dequantised to float32" in caplog.text
+    found, text = held(quantised, caplog, pack="off")
+    assert found == tiny_models.greedy_reference(floats, PROMPT, 8)
+    assert "Loaded whole, it is dequantised to float32" in text
 
 
 @pytest.mark.parametrize("kind", sorted(ROUNDS))
@@ -96,7 +76,7 @@ def test_a_format_that_is_not_served_is_refused_before_weights_are_read(tmp_path
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "aqlm"}}))
     for backend in ({}, {"pack": "off"}):
         with pytest.raises(ModelLoadError, match=r"quant_method is 'aqlm', which is not served") as caught:
-            tokens(path, **backend)
+            prompt_logprobs(path, **backend)
         assert "in GGUF" in caught.value.hint
 
 
@@ -108,5 +88,5 @@ def test_quantised_files_without_a_table_are_refused_with_the_remedy(tmp_path):
     del config["quantization_config"]
     (quantised / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=r"config\.json has no quantization_config") as caught:
-        tokens(quantised)
+        prompt_logprobs(quantised)
     assert "quant_config.json (AWQ)" in caught.value.hint
