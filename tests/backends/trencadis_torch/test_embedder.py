@@ -66,15 +66,6 @@ def test_encoders_embed_as_transformers_does_without_padding(encoder_path, kind,
     check(encoder(encoder_path(kind), pooling).embed(texts()), encoder_path(kind), pooling)
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama"])
-def test_a_text_has_one_vector_whatever_else_is_in_the_call(encoder_path, model_path, kind):
-    one = encoder(encoder_path(kind)) if kind == "bert" else decoder(model_path(kind))
-    together = one.embed(texts())
-    for text, vector in zip(texts(), together, strict=True):
-        np.testing.assert_allclose(one.embed([text])[0], vector, atol=1e-5)
-        np.testing.assert_allclose(one.embed([*texts(seed=9), text])[-1], vector, atol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_vectors_of_models_in_sixteen_bits_are_float32_and_close(encoder_path, model_path, dtype):
     for make, path in ((encoder, encoder_path("bert")), (decoder, model_path("llama"))):
@@ -93,12 +84,3 @@ def test_texts_of_like_lengths_share_a_forward_and_little_is_padding(encoder_pat
     lengths = [40, 8, 33, 41, 3, 3, 4]
     one.embed([np.ones(length, np.int32) for length in lengths])
     assert shapes == [(3, 4), (1, 8), (3, 41)]
-
-
-def test_nothing_of_a_decoder_is_switched_or_cached_for_a_text(model_path):
-    path = model_path("llama")
-    one = decoder(path)
-    before = {name: tensor.clone() for name, tensor in one._model.state_dict().items()}
-    one.embed(texts())
-    assert one._model.config._attn_implementation == adapter.PAGED
-    assert all(torch.equal(tensor, before[name]) for name, tensor in one._model.state_dict().items())

@@ -8,13 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from support.backends import tiny_models
 from support.backends.passes import ints, make_pass
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import Batch, Bucket, Drafts, Phase, RowStart, SamplingParams, TableWrites
+from trencadis.records import Batch, Bucket, Drafts, Phase, TableWrites
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_torch.attention import adapter
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.inputs import padded_inputs, ragged_inputs
+from trencadis_torch.inputs import padded_inputs
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import DRAFT_MARGIN, Rows, drafts_of
 from trencadis_torch.runner import GatedPass, PassRunner
@@ -174,32 +174,11 @@ class Started(ArgmaxSampler):
         self.rows.append(start.row)
 
 
-def test_row_start_brings_tokens_and_tells_the_sampler():
-    rows, sampler = rows_of(), Started()
-    start = RowStart(
-        row=1, token_ids=ints(5, 6, 7), num_prompt_tokens=2, params=SamplingParams(prompt_logprobs=4), seed=0
-    )
-    rows.apply(batch(starts=(start,)), sampler)
-    assert rows.tokens[1, :4].tolist() == [5, 6, 7, 0]
-    assert rows.prompt_logprobs == [0, 4, 0]
-    assert sampler.rows == [1]
-
-
 def test_later_table_write_counts():
     rows = rows_of()
     rows.apply(batch(writes=((0, 2, 0, 0), (1, 0, 1, 0), (7, 8, 9, 3))), Started())
     assert rows.tables[0, :2].tolist() == [3, 9]
     assert rows.tables[2, 0] == 8
-
-
-def test_drafts_land_behind_the_known_tokens_of_every_pass():
-    rows = rows_of()
-    drafts = Drafts(num_drafts=ints(2, 0, 1), token_ids=ints(11, 12, 13))
-    passes = (make_pass(None, [0], [0], [4], indices=[1]), make_pass(None, [2, 1], [5, 3], [3, 2], indices=[0, 2]))
-    rows.apply(batch(passes=passes, drafts=drafts), Started())
-    assert rows.tokens[2, 5:9].tolist() == [0, 11, 12, 0]
-    assert rows.tokens[1, 3:6].tolist() == [0, 13, 0]
-    assert not rows.tokens[0].any()
 
 
 def test_drafts_may_reach_behind_the_longest_sequence():
@@ -231,14 +210,6 @@ def state():
 
 def two_sequences(bucket):
     return make_pass(bucket, [2, 0], [3, 0], [2, 3], [0, 0])
-
-
-def test_ragged_tokens_follow_each_other(state):
-    inputs = ragged_inputs(two_sequences(Bucket(2, 3, 2)), *state, Workspace())
-    assert inputs.token_ids.tolist() == [[203, 204, 0, 1, 2]]
-    assert inputs.positions.tolist() == [[3, 4, 0, 1, 2]]
-    assert inputs.firsts.tolist() == [0, 2]
-    assert inputs.attention.slots.tolist() == [3 * 2 + 1, 6 * 2, 8 * 2, 8 * 2 + 1, 0]
 
 
 @pytest.mark.parametrize("bucket", [Bucket(3, 4, 3), Bucket(3, 4, 7, Phase.DECODE)])

@@ -63,6 +63,7 @@ NAMES = {
     r"mlp\.e_score_correction_bias": "exp_probs_b.bias",
     r"mlp\.experts\.(\w+)_proj_bias": r"ffn_\1_exps.bias",
     r"mlp\.experts\.(\w+)_proj": r"ffn_\1_exps.weight",
+    r"mlp\.(gate|up|down)_proj": r"ffn_\1",
 }
 """Names of llama.cpp by transformers', written down once more."""
 

@@ -176,60 +176,31 @@ def save_gguf(directory: Path) -> Path:
 
     The format stores query and key weights with the two halves of each head's rotary dimensions interleaved.
     """
-    import gguf
+    from support.backends.gguf_mixtures import in_file
+    from support.gguf_writing import write_gguf
 
-    model, path = make_model("llama"), directory / "tiny.gguf"
-    config, writer = model.config, gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    for name, tensor in model.state_dict().items():
-        writer.add_tensor(_gguf_name(name), _gguf_layout(name, tensor, config).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _gguf_name(name: str) -> str:
-    parts = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "model.layers.": "blk.",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "post_attention_layernorm": "ffn_norm",
-        "input_layernorm": "attn_norm",
+    model, tensors = make_model("llama"), {}
+    config = model.config
+    metadata = {
+        ".context_length": config.max_position_embeddings,
+        ".embedding_length": config.hidden_size,
+        ".block_count": config.num_hidden_layers,
+        ".feed_forward_length": config.intermediate_size,
+        ".attention.head_count": config.num_attention_heads,
+        ".attention.head_count_kv": config.num_key_value_heads,
+        **dict.fromkeys((".attention.key_length", ".attention.value_length", ".rope.dimension_count"), config.head_dim),
+        ".rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        ".attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        ".vocab_size": config.vocab_size,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
     }
-    for ours, theirs in parts.items():
-        name = name.replace(ours, theirs)
-    return name
-
-
-def _gguf_layout(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for part, num_heads in heads.items():
-        if part in name:
-            return tensor.view(num_heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape).contiguous()
-    return tensor
+    for name, tensor in model.state_dict().items():
+        if "q_proj" in name or "k_proj" in name:
+            halves = tensor.view(-1, 2, config.head_dim // 2, tensor.shape[1])
+            tensor = halves.transpose(1, 2).reshape(tensor.shape).contiguous()  # noqa: PLW2901
+        tensors[in_file(name, "llama")] = tensor.numpy()
+    return write_gguf(directory / "tiny.gguf", "llama", metadata=metadata, tensors=tensors)
 
 
 def save_changed(kind: str, path: Path, *, seed: int = 1, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:

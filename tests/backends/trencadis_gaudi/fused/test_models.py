@@ -12,8 +12,6 @@ from support.backends.gaudi_ranks import drive, generate, load_gaudi
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Phase
 from trencadis_gaudi.emulated import hpex
-from trencadis_gaudi.emulated.recorder import Recording
-from trencadis_gaudi.graphs.model import decoder_layers
 
 PLAN = AllocationPlan(num_blocks=24, block_size=16, num_rows=2, max_model_len=96, max_num_batched_tokens=64)
 BUCKETS = (Bucket(1, 32, 0), Bucket(2, 1, 8, Phase.DECODE))
@@ -60,32 +58,6 @@ def test_torch_compile_makes_as_many_graphs_as_without_kernels(model_path):
         generated(model_path("gemma3"), mode="compile", fused_kernels=fused)
         found.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert found == [4, 4]
-
-
-def operations_of_a_layer(path, monkeypatch, **options):
-    """Operations of the last decode in the first decoder layer, by name."""
-    names, add = [], Recording.add
-
-    def noted(self, name, *args):
-        names.append(name)
-        add(self, name, *args)
-
-    monkeypatch.setattr(Recording, "add", noted)
-    backend, _, _ = generated(path, mode="lazy", num_tokens=1, **options)
-    layer, found = decoder_layers(backend._loaded.model)[0], []
-    layer.register_forward_pre_hook(lambda *_: names.clear())
-    layer.register_forward_hook(lambda *_: found.append(list(names)))
-    backend.run_bucket(BUCKETS[1], False)
-    return found[0]
-
-
-@pytest.mark.slow
-def test_kernel_is_one_operation_of_the_device(model_path, monkeypatch):
-    plain = operations_of_a_layer(model_path("qwen3"), monkeypatch, fused_kernels=False)
-    fused = operations_of_a_layer(model_path("qwen3"), monkeypatch)
-    assert (fused.count("hpu.rms_norm"), fused.count("hpu.rotary_pos_embedding")) == (4, 2)
-    assert not {"aten.rsqrt", "aten.neg"} & set(fused)
-    assert len(plain) - len(fused) >= 26
 
 
 def test_kernel_that_is_wrong_on_the_device_is_refused_and_the_tokens_stay_right(model_path, monkeypatch, caplog):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from typing import ClassVar
 
 import attrs
@@ -74,14 +73,6 @@ class World:
         for row, context in enumerate(contexts):
             self.linear(row, 0, self.rows.tokens[row, :context].tolist())
 
-    def slots(self, row, count):
-        positions = torch.arange(count, device=DEVICE)
-        return self.rows.tables[row, positions // 4].long() * 4 + positions % 4
-
-    def kv(self, row, count):
-        """Keys and values of the first positions of a row, all layers."""
-        return torch.cat([part.flatten(0, 1)[self.slots(row, count)].flatten(1) for part in self.cache.parts], 1)
-
     @torch.inference_mode()
     def linear(self, row, start, tokens):
         """Run tokens behind each other; returns the logits of all."""
@@ -140,55 +131,6 @@ def _branches(tree):
     return tree[1] != list(range(-1, len(tree[1]) - 1))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-@pytest.mark.parametrize("seed", range(4))
-def test_accepted_path_leaves_the_cache_that_no_speculation_leaves(kind, seed):
-    """The right text is hidden among wrong branches; keys, values and tokens of it lie behind each other afterwards."""
-    rng = random.Random(seed)
-    contexts = (14, 5, 9)
-    plain, world = World(kind, contexts), World(kind, contexts)
-    texts = [greedy(plain, row, 5) for row in range(NUM_ROWS)]
-    right = [rng.randrange(5) for _ in texts]
-    drawn = [hidden(rng, text, depth) for text, depth in zip(texts, right, strict=True)]
-    one, drafts = decode(contexts, drawn)
-    for row, (tokens, _) in enumerate(drawn):
-        world.rows.tokens[row, contexts[row] + 1 : contexts[row] + 1 + len(tokens)] = torch.tensor(tokens).int()
-    with torch.inference_mode():
-        result = world.runner.run(one, drafts=drafts, sampler=ArgmaxSampler(), acceptance=MatchingPrefix())
-    assert result.emitted.num_emitted.tolist() == [depth + 1 for depth in right]
-    for row, (text, depth) in enumerate(zip(texts, right, strict=True)):
-        assert result.emitted.token_ids[row, : depth + 1].tolist() == text[: depth + 1]
-        first, end = contexts[row] + 1, contexts[row] + 1 + depth
-        assert world.rows.tokens[row, first : end + 1].tolist() == text[: depth + 1]
-        torch.testing.assert_close(world.kv(row, end), plain.kv(row, end), atol=1e-5, rtol=1e-5)
-
-
-def greedy(world, row, count):
-    """Tokens behind a row's newest one, a step each."""
-    text = []
-    token = int(world.rows.tokens[row, world.contexts[row]])
-    for position in range(world.contexts[row], world.contexts[row] + count):
-        token = int(world.linear(row, position, [token])[-1].argmax())
-        text.append(token)
-    return text
-
-
-def hidden(rng, text, depth):
-    """A tree with the first ``depth`` tokens of a text in it, and wrong ones in random places."""
-    tokens, parents, right = [], [], [-1]
-    while len(right) <= depth or len(tokens) < 6:
-        if len(right) <= depth and rng.random() < 0.4:
-            tokens.append(text[len(right) - 1])
-            parents.append(right[-1])
-            right.append(len(tokens) - 1)
-        else:
-            parent = rng.choice([-1, *range(len(tokens))])
-            wrong = 3 + (text[min(len(text) - 1, right.index(parent) if parent in right else 0)] + 7) % 100
-            tokens.append(wrong)
-            parents.append(parent)
-    return tokens, parents
-
-
 # ----------------------------------------------------------------------------------------------------- host side
 
 
@@ -211,37 +153,6 @@ def test_nodes_know_their_ancestors_depths_and_roots_and_positions_follow_depths
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 3], [0, 1, 2, 4], [0, 1, 5]]
     linear = np.array([9, 10, 11, 12, 13, 14, 4, 5, 6, 7])
     assert found.positions(linear, np.array([0, 6, 9])).tolist() == [9, 10, 11, 10, 12, 11, 4, 5, 6, 7]
-
-
-def test_histories_hold_the_path_to_each_node():
-    found = DraftTrees.of(*decode((9, 4), (TREE, ([5, 6], [-1, 0])), rows=(2, 0)))
-    tokens = torch.zeros(3, 40, dtype=torch.int32)
-    tokens[2, :10], tokens[0, :5] = torch.arange(100, 110), torch.arange(50, 55)
-    tokens[2, 10:15], tokens[0, 5:7] = torch.tensor(TREE[0]).int(), torch.tensor([5, 6]).int()
-    before = tokens.clone()
-    histories = found.histories(tokens)
-    assert torch.equal(tokens, before)
-    assert histories.tokens.shape == (4, 13)
-
-    def history(sequence, node):
-        length = int(found.roots[sequence] + found.depths[sequence, node]) + 1
-        return histories.tokens[histories.rows[sequence, node], :length].tolist()
-
-    context = list(range(100, 110))
-    behind = [history(0, node)[10:] for node in range(6)]
-    assert behind == [[], [20], [20, 21], [24], [20, 21, 22], [20, 23]]
-    assert all(history(0, node)[:10] == context for node in range(6))
-    assert [history(1, node) for node in range(3)] == [
-        [*range(50, 55)],
-        [50, 51, 52, 53, 54, 5],
-        [50, 51, 52, 53, 54, 5, 6],
-    ]
-
-
-def test_accepted_nodes_move_behind_each_other_and_nothing_else_does():
-    found = DraftTrees.of(*decode((9, 4, 7), (TREE, ([5, 6], [-1, 0]), ([8, 9], [-1, -1])), rows=(2, 0, 1)))
-    moves = found.moves(torch.tensor([[3, 3, 3], [1, 2, 2], [2, 0, 0]]), torch.tensor([1, 2, 1]), np.arange(3))
-    assert moves.tolist() == [[2, 2, 2, 1], [12, 11, 12, 9], [10, 11, 12, 8]]
 
 
 def test_tree_behind_more_than_one_token_is_refused():

@@ -63,26 +63,16 @@ def test_cache_of_int8_is_not_blended():
     assert "kv_dtype" in caught.value.hint
 
 
-def test_without_chunks_everything_is_computed_anew_whatever_the_ratio(scene):
+def test_without_chunks_everything_is_computed_anew_and_a_chunk_at_its_own_place_is_a_prefix_hit(scene):
     tokens = tokens_of(5, 40)
-    scene.blend(tokens, BLOCKS, [], ratio=0.0)
-    assert error(scene.held(BLOCKS), scene.exact(tokens)) < 1e-5
+    for chunks in ([], [(0, scene.packed(tokens))]):
+        scene.blend(tokens, BLOCKS, chunks, ratio=0.0)
+        assert error(scene.held(BLOCKS), scene.exact(tokens)) < 1e-5
 
 
-def test_chunk_at_its_own_place_is_a_prefix_hit(scene):
-    tokens = tokens_of(1, 40)
-    scene.blend(tokens, BLOCKS, [(0, scene.packed(tokens))], ratio=0.0)
-    assert error(scene.held(BLOCKS), scene.exact(tokens)) < 1e-5
-
-
-def test_first_layer_depends_on_positions_alone(scene):
+def test_first_layer_depends_on_positions_alone_and_the_second_is_computed_for_all(scene):
     found, expected = two_chunks(scene, seed=2)
-    assert error(found[:1], expected[:1]) < 1e-5
-
-
-def test_second_layer_is_computed_for_all(scene):
-    found, expected = two_chunks(scene, seed=2)
-    assert error(found[1:2], expected[1:2]) < 1e-5
+    assert error(found[:2], expected[:2]) < 1e-5
     assert error(found[2:], expected[2:]) > 1e-3, "the last layer should not be: else this test shows nothing"
 
 

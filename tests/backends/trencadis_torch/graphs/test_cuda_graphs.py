@@ -5,12 +5,14 @@ import torch
 
 from support.backends import graph_scene, tiny_models
 from support.backends.graph_scene import DRAFTS, PASSES, SINGLE, one_pass
-from support.devices import DEVICE, ON_CUDA
+from support.devices import DEVICE, ON_CUDA, cuda_only
 from trencadis.errors import BackendError
 from trencadis.records import Bucket, MemoryReport, Phase
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.graphs.capture import Recorder
+from trencadis_torch.graphs.capture import CudaRecorder, Recorder
+from trencadis_torch.graphs.checked_capture import CheckedRecorder
 from trencadis_torch.graphs.cuda_graphs import MARGIN_BYTES, CudaGraphMode, GraphInputs, lasting_tensors
+from trencadis_torch.graphs.sync_guard import SyncGuard, tensors_in
 
 
 def made(graphs="buckets" if ON_CUDA else "checked", device=DEVICE) -> CudaGraphMode:
@@ -211,3 +213,167 @@ def test_what_outlives_graphs_is_parameters_cache_and_rows():
         scene.rows.tables,
     ]
     assert {one.data_ptr() for one in expected} <= places
+
+
+def test_a_recorder_does_all_or_none_of_it():
+    class Half(Recorder):
+        def free_bytes(self):
+            return 0
+
+    with pytest.raises(TypeError, match=r"capture.*close.*lasts.*rehearse"):
+        Half()
+
+
+@cuda_only
+def test_cuda_replays_what_was_captured_with_what_the_input_holds_then():
+    device = torch.device(DEVICE)
+    recorder, given, output = CudaRecorder(device), torch.ones(1000, device=device), torch.zeros(1000, device=device)
+
+    def run():
+        output.copy_((given * 2).cumsum(0) + 1)
+
+    assert recorder.rehearse(run, what="it") >= 4000
+    graph = recorder.capture(run, what="it")
+    for value in (1.0, 3.0):
+        given.fill_(value)
+        graph.replay()
+        assert output[:3].tolist() == [2 * value + 1, 4 * value + 1, 6 * value + 1]
+    assert recorder.free_bytes() > 0
+    recorder.close()
+
+
+@pytest.fixture
+def place():
+    """Input, weight and output that outlive graphs."""
+    return torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3)
+
+
+def test_replay_reads_what_the_input_holds_then(place):
+    given, weight, output = place
+    graph = CheckedRecorder(place).capture(lambda: output.copy_((given * weight).view(3, 1).squeeze(1) + 1), what="it")
+    for value in (2.0, 5.0):
+        given.fill_(value)
+        graph.replay()
+        assert output.tolist() == [value + 1, 2 * value + 1, 3 * value + 1]
+
+
+def test_what_python_chose_stays_as_it_was(place):
+    given, _, output = place
+    chosen = [2.0]
+    graph = CheckedRecorder(place).capture(lambda: output.copy_(given * chosen[0]), what="it")
+    chosen[0] = 7.0
+    given.fill_(1.0)
+    graph.replay()
+    assert output.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_operations_in_place_are_run_again(place):
+    given, weight, output = place
+
+    def run():
+        output.zero_()
+        part = torch.empty(3)
+        torch.mul(given, weight, out=part)
+        output.index_copy_(0, torch.arange(2), part[1:])
+
+    graph = CheckedRecorder(place).capture(run, what="it")
+    given.fill_(4.0)
+    graph.replay()
+    assert output.tolist() == [8.0, 12.0, 0.0]
+
+
+def test_temporaries_are_nonsense_until_they_are_written(place):
+    """What was computed before the capture, and is neither an input nor written again, would be stale on a device."""
+    given, _, output = place
+    held = {}
+
+    def run():
+        held["temporary"] = given + 1
+        output.copy_(held["temporary"])
+
+    recorder = CheckedRecorder(place)
+    graph = recorder.capture(run, what="it")
+    first = held["temporary"]
+    graph.replay()
+    assert first.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(BackendError, match=r"add.*tensor \[3\] that was made outside"):
+        recorder.capture(lambda: output.copy_(first + given), what="another")
+
+
+def test_tensor_made_from_numbers_of_the_host_is_refused(place):
+    """On a device it would be a copy of memory that is gone when the graph is replayed."""
+    given, _, output = place
+    with pytest.raises(BackendError, match="made outside"):
+        CheckedRecorder(place).capture(lambda: output.copy_(given + torch.tensor([1.0, 2.0, 3.0])), what="it")
+
+
+def test_host_is_not_asked(place):
+    given, _, output = place
+    with pytest.raises(BackendError, match=r"the decode cannot be captured.*brings a value to the host"):
+        CheckedRecorder(place).rehearse(lambda: output.fill_(given.sum().item()), what="the decode")
+
+
+def test_rehearsal_tells_the_size_of_temporaries(place):
+    given, _, output = place
+    assert CheckedRecorder(place).rehearse(lambda: output.copy_(given + 1), what="it") == 12
+
+
+def test_tensors_may_be_declared_later():
+    recorder, late, output = CheckedRecorder(()), torch.ones(2), torch.zeros(2)
+    recorder.lasts(late, output)
+    recorder.capture(lambda: output.copy_(late), what="it").replay()
+    assert output.tolist() == [1.0, 1.0]
+    assert recorder.free_bytes() > 0
+    recorder.close()
+    with pytest.raises(BackendError, match="made outside"):
+        recorder.capture(lambda: output.copy_(late), what="it")
+
+
+X = torch.arange(6.0)
+MASK = X > 2
+
+
+def assign_by_mask():
+    X.clone()[MASK] = 0.0
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (lambda: X.sum().item(), "brings a value to the host"),
+        (lambda: bool(X.any()), "brings a value to the host"),
+        (lambda: torch.equal(X, X), "brings a value to the host"),
+        (lambda: X.nonzero(), "size depends on values"),
+        (lambda: X.unique(), "size depends on values"),
+        (lambda: torch.masked_select(X, MASK), "size depends on values"),
+        (lambda: X.repeat_interleave(torch.tensor([1, 2, 0, 1, 1, 1])), "size depends on values"),
+        (lambda: X[MASK], "mask on the host"),
+        (assign_by_mask, "mask on the host"),
+        (lambda: X.to("meta"), "copies between cpu and meta"),
+    ],
+)
+@pytest.mark.parametrize("inference", [True, False])
+def test_what_no_graph_can_hold_is_named(run, reason, inference):
+    with (
+        torch.inference_mode(inference),
+        pytest.raises(BackendError, match=f"the bucket cannot be captured: .*{reason}"),
+        SyncGuard("the bucket"),
+    ):
+        run()
+
+
+def test_everything_else_passes():
+    index = torch.tensor([1, 3])
+    with torch.inference_mode(), SyncGuard("the bucket"):
+        found = torch.where(MASK, X, 0.0)[index].index_put_((torch.tensor([0]),), torch.ones(1))
+        found = torch.nn.functional.linear(found, torch.ones(3, 2)).softmax(-1)
+        counted = X.repeat_interleave(torch.tensor([2, 1, 0, 0, 0, 0]), output_size=3)
+        assert found.shape == counted.shape == (3,)
+    assert counted.tolist() == [0.0, 0.0, 1.0]
+
+
+def test_tensors_are_found_however_they_are_packed():
+    assert [one is other for one, other in zip(tensors_in([X, (3, {"a": MASK})]), (X, MASK), strict=True)] == [
+        True,
+        True,
+    ]

@@ -47,26 +47,6 @@ def test_a_model_that_packed_layers_do_not_reproduce_is_served_without_them(tmp_
         served(path, 20, quantization="int8")
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen2_vl", "idefics3"])
-def test_a_model_of_images_and_text_is_refused_in_words(tmp_path, kind):
-    from transformers import AutoConfig
-
-    AutoConfig.for_model(kind).save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelLoadError) as caught:
-        served(tmp_path, 4)
-    assert f"{kind} is a model of images and text" in str(caught.value)
-
-
-def test_a_model_type_without_a_causal_language_model_is_refused_in_words(tmp_path):
-    from transformers import AutoConfig
-
-    AutoConfig.for_model("wav2vec2").save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelLoadError, match="no causal language model of model_type 'wav2vec2'"):
-        served(tmp_path, 4)
-
-
 def test_dynamic_rotary_embeddings_take_texts_of_the_stretched_length_and_are_the_same_for_each(tmp_path):
     """As with a base stretched beforehand, whatever the length of a text and of its neighbours."""
     model = tiny_models.make_model("llama")
