@@ -22,33 +22,29 @@ def dtype_of(stored, device=CPU, *, asked="auto", size=SMALL_MODEL, native=True)
     return choose_dtype(asked, stored=stored, device=device, num_parameters=size, native_bfloat16=native)
 
 
-def test_asked_dtype_is_taken_whatever_is_stored():
-    assert dtype_of(torch.float32, asked="float16") is torch.float16
-    assert dtype_of(torch.float16, CUDA, asked="float32") is torch.float32
+@pytest.mark.representatives(11)
+@pytest.mark.parametrize(
+    ("stored", "options", "held"),
+    [
+        (torch.float32, {"asked": "float16"}, torch.float16),
+        (torch.float16, {"asked": "float32", "device": CUDA}, torch.float32),
+        (torch.float16, {"device": CUDA}, torch.float16),
+        (torch.bfloat16, {"device": CUDA}, torch.bfloat16),
+        (torch.float64, {"device": CUDA}, torch.float32),
+        (torch.bfloat16, {}, torch.bfloat16),
+        (torch.bfloat16, {"size": SMALL_MODEL - 1}, torch.float32),
+        (torch.bfloat16, {"native": False}, torch.float32),
+        (torch.float16, {}, torch.float32),
+    ],
+)
+def test_dtype_is_that_asked_for_or_stored_and_on_a_cpu_one_that_it_computes_in(stored, options, held):
+    assert dtype_of(stored, **options) is held
+    assert dtype_of(torch.bfloat16, native=None) in (torch.bfloat16, torch.float32)
 
 
 def test_unknown_dtype_is_refused_with_the_choices():
     with pytest.raises(ModelLoadError, match=r'"int8".*float32, bfloat16, float16'):
         dtype_of(torch.float32, asked="int8")
-
-
-def test_accelerator_keeps_the_stored_dtype():
-    assert [dtype_of(d, CUDA) for d in (torch.float16, torch.bfloat16)] == [torch.float16, torch.bfloat16]
-
-
-def test_cpu_keeps_bfloat16_only_for_large_models_and_where_it_computes_in_it():
-    assert dtype_of(torch.bfloat16) is torch.bfloat16
-    assert dtype_of(torch.bfloat16, size=SMALL_MODEL - 1) is torch.float32
-    assert dtype_of(torch.bfloat16, native=False) is torch.float32
-    assert dtype_of(torch.float16) is torch.float32
-
-
-def test_other_stored_dtypes_become_float32():
-    assert dtype_of(torch.float64, CUDA) is torch.float32
-
-
-def test_cpu_is_asked_whether_it_computes_in_bfloat16():
-    assert dtype_of(torch.bfloat16, native=None) in (torch.bfloat16, torch.float32)
 
 
 def test_missing_cuda_device_is_refused_with_its_number():

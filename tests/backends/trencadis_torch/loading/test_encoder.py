@@ -197,19 +197,11 @@ def unread(path, match, **options):
         read(path, **options)
 
 
-@pytest.mark.parametrize(
-    ("pooling", "expected"),
-    [("last", [[3, 4], [5, 10]]), ("cls", [[3, 4], [1, 0]]), ("mean", [[3, 4], [3, 4]])],
-)
-def test_poolings_are_what_they_are_called(pooling, expected):
-    vectors = PoolingConfig(pooling=pooling, normalize=False).vectors(HIDDEN, LENGTHS)
-    assert vectors.tolist() == expected
-
-
-def test_vectors_are_scaled_to_length_one():
-    assert torch.allclose(
-        PoolingConfig(pooling="mean").vectors(HIDDEN, LENGTHS), torch.tensor([[0.6, 0.8], [0.6, 0.8]])
-    )
+def test_poolings_are_what_they_are_called_and_vectors_are_scaled_to_length_one():
+    for pooling, expected in (("last", [[3, 4], [5, 10]]), ("cls", [[3, 4], [1, 0]]), ("mean", [[3, 4], [3, 4]])):
+        assert PoolingConfig(pooling=pooling, normalize=False).vectors(HIDDEN, LENGTHS).tolist() == expected
+    expected = torch.tensor([[0.6, 0.8], [0.6, 0.8]])
+    torch.testing.assert_close(PoolingConfig(pooling="mean").vectors(HIDDEN, LENGTHS), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -254,32 +246,27 @@ def test_the_configuration_overrides_the_files(place):
     assert (pooling_config.pooling, pooling_config.normalize) == ("cls", False)
 
 
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        ({"pooling_mode_max_tokens": True}, "max pooling"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls and mean pooling"),
-        ({"pooling_mode": "weightedmean"}, "weightedmean pooling"),
-    ],
-)
-def test_other_poolings_are_refused_by_name(place, config, named):
-    write_modules(place, "Transformer", "Pooling")
-    write_json(place, "1_Pooling/config.json", config)
-    unread(place, f"1_Pooling/config.json asks for {named}; computed are: last, mean, cls")
+POOLING = {
+    "1_Pooling/config.json asks for max pooling; computed are: last, mean, cls": {"pooling_mode_max_tokens": True},
+    "asks for cls and mean pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+    "asks for weightedmean pooling": {"pooling_mode": "weightedmean"},
+}
+MODULES = [
+    ("Transformer", "Pooling", "Normalize", "Dense"),
+    ("Transformer", "WordWeights", "Pooling"),
+    ("Transformer",),
+    ("BoW", "Pooling"),
+]
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        ("Transformer", "Pooling", "Normalize", "Dense"),
-        ("Transformer", "WordWeights", "Pooling"),
-        ("Transformer",),
-        ("BoW", "Pooling"),
-    ],
-)
-def test_other_modules_are_refused_by_name(place, kinds):
-    write_modules(place, *kinds)
-    unread(place, "modules.json asks for " + " ▶ ".join(kinds))
+def test_other_poolings_and_modules_are_refused_by_name(place):
+    for words, config in POOLING.items():
+        write_modules(place, "Transformer", "Pooling")
+        write_json(place, "1_Pooling/config.json", config)
+        unread(place, words)
+    for kinds in MODULES:
+        write_modules(place, *kinds)
+        unread(place, "modules.json asks for " + " ▶ ".join(kinds))
 
 
 def dense(place, *, config=None, has_bias=True, **tensors):
@@ -305,29 +292,20 @@ def test_dense_layers_follow_pooling(place, has_bias):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_other_dense_layers_and_weights_are_refused(place):
+    dense(place)
+    (place / "2_Dense/pytorch_model.bin").touch()
+    unread(place, "no 2_Dense/model.safetensors there.*pickled")
+    dense(place, weight=torch.zeros(3, 2))
+    unread(place, r"lacks weights; it has \['linear.weight'\]")
+    for config in (
         {"use_residual": True},
         {"module_input_name": "token_embeddings"},
         {"activation_function": "torch.nn.modules.activation.Softplus"},
         {"activation_function": "somebody.else.Tanh"},
-    ],
-)
-def test_other_dense_layers_are_unread(place, config):
-    dense(place, config=config, weight=torch.zeros(3, 2))
-    unread(place, "asks for a dense layer .* that is not computed here")
-
-
-def test_dense_weights_are_read_from_safetensors_alone(place):
-    dense(place)
-    (place / "2_Dense/pytorch_model.bin").touch()
-    unread(place, "no 2_Dense/model.safetensors there.*pickled")
-
-
-def test_dense_weights_must_be_all_there(place):
-    dense(place, weight=torch.zeros(3, 2))
-    unread(place, r"lacks weights; it has \['linear.weight'\]")
+    ):
+        dense(place, config=config, weight=torch.zeros(3, 2))
+        unread(place, "asks for a dense layer .* that is not computed here")
 
 
 def test_missing_and_broken_files_are_named(place):

@@ -47,21 +47,12 @@ def test_same_files_elsewhere_are_the_same_model(model, tmp_path):
     assert of(shutil.copytree(model, tmp_path / "elsewhere" / "other name")) == of(model)
 
 
-def test_files_that_decide_nothing_do_not_count(model):
-    before = of(model)
+def test_files_count_that_decide_something_and_code_where_it_runs(model):
+    before, with_code = of(model), of(model, trust_remote_code=True)
     (model / "README.md").write_text("about it")
-    (model / "modeling.py").write_text("not run")
-    assert of(model) == before
-
-
-def test_code_of_the_model_counts_where_it_runs(model):
-    before = of(model, trust_remote_code=True)
     (model / "modeling.py").write_text("x = 1")
-    assert of(model, trust_remote_code=True) != before
-
-
-def test_another_config_is_another_model(model):
-    before = of(model)
+    assert of(model) == before
+    assert of(model, trust_remote_code=True) != with_code
     file = model / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": 1e-4}))
     assert of(model) != before
