@@ -31,14 +31,7 @@ class _Kept(WholeTexts):
 
 
 class BlendScene:
-    """A model, a cache whose blocks hold noise, and a blender.
-
-    Args:
-        model: Of transformers.
-        num_blocks: Of the cache.
-        block_size: Tokens per block.
-        kv_dtype: Of the cache.
-    """
+    """A model, a cache whose blocks hold noise, and a blender."""
 
     def __init__(
         self, model: Any, *, num_blocks: int = 64, block_size: int = BLOCK_SIZE, kv_dtype: str = "auto"

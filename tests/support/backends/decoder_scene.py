@@ -51,14 +51,7 @@ def fused_model(kind: str, form: str) -> tuple[Any, Any]:
 
 
 class Scene:
-    """Rows of tokens over an empty cache.
-
-    Args:
-        kind: Of the tiny model.
-        form: Of the weights.
-        in_one_call: Else module by module.
-        num_rows: Sequences.
-    """
+    """Rows of tokens over an empty cache."""
 
     def __init__(self, kind: str, *, form: str = "float32", in_one_call: bool = True, num_rows: int = 3) -> None:
         model, layers = fused_model(kind, form)

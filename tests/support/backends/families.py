@@ -9,18 +9,6 @@ import torch
 
 from support.backends import tiny_models
 
-__all__ = [
-    "IN_ONE_CALL",
-    "MIXTURES",
-    "PUBLISHED",
-    "REFUSED",
-    "REFUSED_ON_GAUDI",
-    "SERVED",
-    "make_family",
-    "save_family",
-    "save_with_biases",
-]
-
 SERVED = (
     "afmoe", "apertus", "apertus1p5_text", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "codegen", "cohere", "cohere2",
     "cohere2_moe", "ctrl", "cwm", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4",
@@ -166,12 +154,7 @@ def save_family(kind: str, directory: Path) -> Path:
 
 
 def make_family(kind: str, **changes: Any) -> Any:
-    """Return a tiny random model of a family in evaluation mode, with random numbers added to its biases and to the weights of its norms.
-
-    Args:
-        kind: The family.
-        changes: Of its configuration.
-    """
+    """Return a tiny random model of a family in evaluation mode, with random numbers added to its biases and to the weights of its norms."""
     generator = torch.Generator().manual_seed(4)
     model = (
         tiny_models.make_model(kind) if kind in tiny_models.ARCHITECTURES and not changes else _made(kind, **changes)

@@ -16,8 +16,6 @@ from trencadis_torch.linear.held import HeldWeight
 from trencadis_torch.linear.native import KINDS, SOURCE, Packed
 from trencadis_torch.linear.packed import pack
 
-__all__ = ["COMPILER", "EMULATOR", "Products", "reason_to_skip"]
-
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 _DRIVER = Path(__file__).with_name("products.cpp")
 
@@ -29,13 +27,7 @@ def reason_to_skip() -> str:
 
 
 class Products:
-    """A program for an instruction set.
-
-    Args:
-        one: Instruction set.
-        cpu: CPU that is emulated.
-        folder: Where the program goes.
-    """
+    """A program for an instruction set."""
 
     def __init__(self, one: InstructionSet, cpu: str, folder: Path) -> None:
         self._program, self._cpu = folder / f"products-{one.name}", cpu

@@ -39,14 +39,7 @@ def rounded(values: NDArray[Any], largest: float = 240.0) -> NDArray[np.float64]
 
 @torch.inference_mode()
 def measure(model: Any, tokens: torch.Tensor, path: Path, *, caches: bool = False) -> Path:
-    """Write what Intel Neural Compressor measures of a model's linear layers on a prompt, as its JSON.
-
-    Args:
-        model: Of transformers.
-        tokens: int64 ``[1, T]``.
-        path: Without suffix.
-        caches: With keys and values, under vLLM's names.
-    """
+    """Write what Intel Neural Compressor measures of a model's linear layers on a prompt, as its JSON."""
     nodes: dict[str, Any] = {}
 
     def note(name: str, kind: str, value: torch.Tensor) -> None:

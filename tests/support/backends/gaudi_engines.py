@@ -88,15 +88,7 @@ _KINDS: tuple[dict[str, Any], ...] = (
 def serve(
     engine: Engine, seed: int, *, num_requests: int = 14, greedy: bool = False, scores_prompts: bool = False
 ) -> dict[str, FinishedSequence]:
-    """Run random requests of all lengths, arriving a few at a time; returns what became of each.
-
-    Args:
-        engine: Idle.
-        seed: Of the workload.
-        num_requests: How many.
-        greedy: All of them are.
-        scores_prompts: Some ask for log-probabilities of their prompts.
-    """
+    """Run random requests of all lengths, arriving a few at a time; returns what became of each."""
     rng = random.Random(seed)
     shared = tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(40))
     finished: list[FinishedSequence] = []

@@ -18,8 +18,6 @@ from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_testing.driver import BackendDriver, Work
 
-__all__ = ["MADE", "drive", "generate", "load_gaudi", "make_gaudi", "ranked_gaudi"]
-
 MADE: list[RankedBackend] = []
 """What ``ranked_gaudi`` returned, for tests of engines that name it by its path; they take theirs out."""
 

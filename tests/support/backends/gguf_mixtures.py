@@ -11,8 +11,6 @@ import torch
 from support.backends import tiny_models
 from support.gguf_writing import write_gguf
 
-__all__ = ["FORMS", "save_gguf_mixture"]
-
 SIZES = {
     ".context_length": 256,
     ".embedding_length": 64,
@@ -93,14 +91,7 @@ def views(name: str, tensor: torch.Tensor, architecture: str) -> dict[str, torch
 def save_gguf_mixture(
     directory: Path, architecture: str, *, num_experts: int = 5, inner_size: int = 96
 ) -> tuple[Path, Path]:
-    """Write a random mixture, whose experts have a kind of their own; returns the file, and a directory with the same dequantised.
-
-    Args:
-        directory: Where both go.
-        architecture: One of :data:`FORMS`.
-        num_experts: E.
-        inner_size: I.
-    """
+    """Write a random mixture, whose experts have a kind of their own; returns the file, and a directory with the same dequantised."""
     import gguf
     from transformers import AutoModelForCausalLM
 

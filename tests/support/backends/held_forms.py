@@ -11,8 +11,6 @@ import torch
 from trencadis_torch.linear.held import Float8Weight, FloatWeight, GroupedWeight, HeldWeight
 from trencadis_torch.linear.packed import quantise, quantise_groups
 
-__all__ = ["FORMS", "in_float8"]
-
 
 def in_groups(weight: torch.Tensor, *, bits: int, group: int) -> GroupedWeight:
     """Return a weight rounded to nearest between the least and the largest value of each group; float16 holds scales and minimums."""

@@ -11,8 +11,6 @@ from pathlib import Path
 from trencadis_torch.linear.native import SOURCE, Native
 from trencadis_torch.native_build import find_compiler, why_no_tiles
 
-__all__ = ["MASKS", "compiled", "masked", "tile_options"]
-
 MASKS = {
     "x86-64": "",
     "x86-64-v2": "ssse3",

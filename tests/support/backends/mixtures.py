@@ -12,8 +12,6 @@ from support.backends import tiny_models
 from trencadis.text import resolve_model_path
 from trencadis_testing.driver import BackendDriver
 
-__all__ = ["OwnBlocksDriver", "idle_rank_leaves_out", "ranks_in_threads", "save_mixture"]
-
 
 class OwnBlocksDriver(BackendDriver):
     """Gives a row blocks of its own rank, of two."""
@@ -44,14 +42,7 @@ def save_mixture(kind: str, path: Path) -> Path:
 
 
 def ranks_in_threads(monkeypatch: Any, path: Path, size: int, **options: Any) -> dict[str, Any]:
-    """Return the configuration of an engine whose ranks are threads of this process.
-
-    Args:
-        monkeypatch: The check of the layout wants an executor with ranks in other processes.
-        path: The model's.
-        size: Ranks.
-        options: Of the backend.
-    """
+    """Return the configuration of an engine whose ranks are threads of this process."""
     monkeypatch.setattr("trencadis.engine.build.check_layout", lambda *_: None)
     return {
         "model.path": str(path),

@@ -15,8 +15,6 @@ from trencadis_torch.loading import self_check
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.loading.self_check import ModelCheck
 
-__all__ = ["errors_in_one_call"]
-
 
 def errors_in_one_call(model: Any, *, layout: str = "ragged") -> float | str:
     """Return how far logits of passes in one call are from the model's own, over their spread, or why there are none."""

@@ -77,14 +77,7 @@ class Scene:
         return make_pass(bucket, range(len(starts)), starts, lengths)
 
     def check(self, attention, firsts, num_tokens: int, **options) -> torch.Tensor:
-        """Let the layer attend, and compare every real token's output with the definition; returns all outputs.
-
-        Args:
-            attention: Of the pass.
-            firsts: Index of each sequence's first token in the pass.
-            num_tokens: Of the pass, padding included.
-            options: ``scale``, ``softcap``, ``sinks``.
-        """
+        """Let the layer attend, and compare every real token's output with the definition; returns all outputs."""
         value_dim = self.cache.layer(0)[1].shape[-1]
         query = self._random(num_tokens, NUM_HEADS, KEY_DIM)
         keys, values = (

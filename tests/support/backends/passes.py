@@ -8,8 +8,6 @@ import numpy as np
 
 from trencadis.records import Bucket, Int32Array, Pass
 
-__all__ = ["ints", "make_pass"]
-
 
 def ints(*values: int) -> Int32Array:
     return np.array(values, np.int32)

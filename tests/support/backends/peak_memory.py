@@ -13,13 +13,7 @@ import torch
 
 
 def main(path: str, options: str, place: str = "") -> None:
-    """Print the JSON of what loading a model took.
-
-    Args:
-        path: Of the model.
-        options: JSON of ``[backend.torch]``.
-        place: JSON of a rank of several: its number, the layout, and the addresses of its stage's group and of all ranks'.
-    """
+    """Print the JSON of what loading a model took."""
     # What is imported anyhow is no part of a load.
     from transformers.models.llama import modeling_llama  # noqa: F401
 
@@ -56,13 +50,7 @@ def _groups(rank: int, layout: dict[str, Any], tensor: dict[str, Any], world: di
 
 
 def of_ranks(path: Path, options: dict[str, Any], **layout: int) -> list[dict[str, int]]:
-    """Load a model on ranks in processes of their own, side by side; returns what it took on each.
-
-    Args:
-        path: Of the model.
-        options: Of ``[backend.torch]``.
-        layout: Sizes of a :class:`ParallelLayout`.
-    """
+    """Load a model on ranks in processes of their own, side by side; returns what it took on each."""
     from trencadis.records import ParallelLayout
     from trencadis_plugins.executor.collectives.groups import create_group
 

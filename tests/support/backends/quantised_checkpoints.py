@@ -19,23 +19,6 @@ from safetensors.torch import load_file, save_file
 
 from trencadis_torch.linear.formats.mapped import MappedTensors, weight_files
 
-__all__ = [
-    "AWQ_ORDER",
-    "E2M1",
-    "FORMATS",
-    "Format",
-    "awq",
-    "bitsandbytes",
-    "compressed_fp4",
-    "compressed_ints",
-    "fp8",
-    "gptq",
-    "mapped",
-    "mxfp4_experts",
-    "quantise_checkpoint",
-    "rounded",
-]
-
 Stored = dict[str, torch.Tensor]
 """What is stored of a weight, by what is put after the name of its module."""
 
@@ -123,17 +106,7 @@ def gptq(
     index: bool = True,
     dtype: torch.dtype = torch.float16,
 ) -> tuple[Stored, torch.Tensor]:
-    """Return what AutoGPTQ and GPTQModel store: auto_gptq/nn_modules/qlinear/qlinear_cuda.py, ``pack``.
-
-    Args:
-        weight: ``[N, K]``.
-        group: Inputs of a group; -1: all.
-        bits: 4 or 8.
-        v2: Zeros as they are, instead of less one.
-        order: Inputs in the order in which groups were made of them (act-order), a permutation; None: as they are.
-        index: Whether ``g_idx`` is stored.
-        dtype: Scales.
-    """
+    """Return what AutoGPTQ and GPTQModel store: auto_gptq/nn_modules/qlinear/qlinear_cuda.py, ``pack``."""
     inputs = weight.shape[1]
     group = inputs if group < 0 else group
     order = torch.arange(inputs) if order is None else order
@@ -307,12 +280,7 @@ def int8_of_bitsandbytes(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
 
 @attrs.frozen(kw_only=True)
 class Format:
-    """A format, as a checkpoint is written in it.
-
-    Attributes:
-        table: Its ``quantization_config``.
-        write: From a weight to what is stored, and the weight that it stands for.
-    """
+    """A format, as a checkpoint is written in it."""
 
     table: Mapping[str, Any]
     write: Callable[[torch.Tensor], tuple[Stored, torch.Tensor]]
@@ -378,14 +346,7 @@ def _shuffled(size: int) -> torch.Tensor:
 
 
 def quantise_checkpoint(plain: Path, form: Format, quantised: Path, reference: Path) -> None:
-    """Write a checkpoint of floats once quantised and once with the weights that this stands for, in float32.
-
-    Args:
-        plain: Directory of a checkpoint of floats.
-        form: What its linear layers become, but for the output layer and routers.
-        quantised: Where the quantised one goes.
-        reference: Where that of floats goes.
-    """
+    """Write a checkpoint of floats once quantised and once with the weights that this stands for, in float32."""
     tensors = load_file(plain / "model.safetensors")
     stored, floats = dict(tensors), dict(tensors)
     for name, weight in tensors.items():

@@ -41,8 +41,6 @@ from trencadis.records import (
     WarmUpReport,
 )
 
-__all__ = ["Forbidden", "RankedBackend", "Ranks", "ThreadCollective", "make_groups", "ranked_backend"]
-
 TIMEOUT_S = 120.0
 
 
@@ -144,14 +142,7 @@ def make_groups(tensor: int, *, pipeline: int = 1, expert: int = 1, attention: s
 
 
 class Ranks:
-    """Calls every rank at once, each in a thread of its own, and waits for all.
-
-    Args:
-        make: From a rank's groups to what is called, in that rank's thread.
-        size: Ranks of a stage.
-        pipeline: Stages.
-        layout: Other sizes of :class:`ParallelLayout`.
-    """
+    """Calls every rank at once, each in a thread of its own, and waits for all."""
 
     def __init__(self, make: Callable[[RankGroups], Any], size: int, *, pipeline: int = 1, **layout: Any) -> None:
         self.groups = make_groups(size, pipeline=pipeline, **layout)
@@ -190,17 +181,7 @@ class Ranks:
 
 
 class RankedBackend(Backend):
-    """Backends of all ranks as one: every call goes to each, and the output is that of the rank that samples.
-
-    Args:
-        make: Of one rank, before it joins.
-        size: Ranks of a stage.
-        pipeline: Stages.
-        layout: Other sizes of :class:`ParallelLayout`.
-
-    Attributes:
-        ranks: To call.
-    """
+    """Backends of all ranks as one: every call goes to each, and the output is that of the rank that samples."""
 
     def __init__(self, make: Callable[[], Backend], size: int, *, pipeline: int = 1, **layout: Any) -> None:
         def join(groups: RankGroups) -> Backend:

@@ -11,8 +11,6 @@ import torch
 from support.backends import tiny_models
 from trencadis import LLM, SamplingParams
 
-__all__ = ["held", "prompt_logprobs"]
-
 
 def _engine(path: Path, **backend: Any) -> LLM:
     return LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": {"num_threads": 1, **backend}})

@@ -16,8 +16,6 @@ from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.self_check import paged_logits
 
-__all__ = ["PLAN", "PROMPTS", "load_torch", "logits_of", "make_torch"]
-
 PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
 PROMPTS = {0: prompt(19), 1: prompt(5, seed=1), 3: prompt(33, seed=2)}
 
