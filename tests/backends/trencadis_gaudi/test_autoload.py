@@ -10,7 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
+
+from trencadis_gaudi.checks.processes import run_group
+from trencadis_gaudi.config import GaudiConfig
 
 _PACKAGE = {
     "__init__.py": "def autoload():\n    import habana_frameworks.torch\n",
@@ -39,18 +43,23 @@ def is_lazy(): return _LAZY
 }
 
 
-@pytest.fixture
-def software(tmp_path: Path) -> Path:
-    """A folder that has the stand-in and its distribution's record."""
-    for name, text in _PACKAGE.items():
-        file = tmp_path / "habana_frameworks" / name
+def install(root: Path, package: dict[str, str], *, version: str = "1.22.1", autoloads: bool = True) -> Path:
+    """Write a stand-in and its distribution's record; returns where."""
+    for name, text in package.items():
+        file = root / "habana_frameworks" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    record = tmp_path / "habana_torch_plugin-1.22.1.dist-info"
+    record = root / f"habana_torch_plugin-{version}.dist-info"
     record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: habana-torch-plugin\nVersion: 1.22.1\n")
-    (record / "entry_points.txt").write_text("[torch.backends]\ndevice_backend = habana_frameworks:autoload\n")
-    return tmp_path
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: habana-torch-plugin\nVersion: {version}\n")
+    if autoloads:
+        (record / "entry_points.txt").write_text("[torch.backends]\ndevice_backend = habana_frameworks:autoload\n")
+    return root
+
+
+@pytest.fixture
+def software(tmp_path: Path) -> Path:
+    return install(tmp_path, _PACKAGE)
 
 
 def generate(software: Path, *words: str, before: str = "", **environ: str) -> tuple[str, list[str]]:
@@ -89,3 +98,30 @@ def test_mode_in_which_torch_imported_it_is_used_where_none_is_configured(softwa
     told, seen = generate(software, before="import torch", PT_HPU_LAZY_MODE="0")
     assert "finds no Gaudi" in told
     assert {line.split()[0] for line in seen} == {"0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (None, {"release"}),
+        ({}, set()),
+        ({"version": "1.19.0", "default": "1"}, set()),
+        ({"version": "1.18.0", "default": "1"}, {"release"}),
+        ({"autoloads": False}, {"autoload"}),
+        ({"default": "1"}, {"default mode"}),
+    ],
+)
+def test_a_fact_of_the_software_that_does_not_hold_is_found_alone(tmp_path, monkeypatch, options, wrong):
+    options = None if options is None else dict(options)
+    if options is not None:
+        default = options.pop("default", "0")
+        lazy = f"import os\ndef is_lazy(): return os.environ.get('PT_HPU_LAZY_MODE', '{default}') != '0'\n"
+        package = {"__init__.py": _PACKAGE["__init__.py"], "torch/__init__.py": "", "torch/utils/__init__.py": ""}
+        install(tmp_path, {**package, "torch/utils/internal.py": lazy}, **options)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")  # unset in that process
+    found = []
+    run_group("software", attrs.asdict(GaudiConfig()), timeout_s=120, note=found.append)
+    assert {one.check.name for one in found if one.is_wrong} == wrong
+    assert len(found) == 3
