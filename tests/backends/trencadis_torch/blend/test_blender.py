@@ -12,7 +12,12 @@ import transformers as hf
 from support.backends import tiny_models
 from support.backends.blend_scene import BlendScene, error, mean_error, tokens_of
 from trencadis.errors import BackendError
-from trencadis_torch.blend.blender import shares
+from trencadis_torch.attention.whole_texts import WholeTexts
+from trencadis_torch.blend.blender import check_layers, make_blender, pairs_of_layers, shares
+from trencadis_torch.blend.packed_tokens import PackedTokens
+from trencadis_torch.blend.partial_forward import PartialForward
+from trencadis_torch.blend.reposition import Angles, Pairs, Rotary, rotate, unrotate
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
 KINDS = ("llama", "qwen3", "gpt_neox", "qwen3_moe")
 BLOCKS = [9, 2, 7, 30, 1, 14, 22, 5, 18, 40]
@@ -156,3 +161,200 @@ def test_fewer_go_on_from_layer_to_layer():
 def test_models_it_does_not_know_are_refused_in_words(kind):
     with pytest.raises(BackendError, match=r"sliding window|no list of layers"):
         BlendScene(tiny_models.make_model(kind))
+
+
+@torch.inference_mode()
+def test_all_layers_one_by_one_are_the_models_own_forward(scene):
+    tokens, walk = tokens_of(0, 12), PartialForward(scene.model)
+    walkers = walk.begin(torch.from_numpy(tokens).long(), torch.arange(12))
+    expected = scene.exact(tokens)
+    for index in range(len(walk)):
+        keys, values = walk.look(index, walkers)
+        torch.testing.assert_close(keys, expected[index][0], atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(values, expected[index][1], atol=1e-4, rtol=1e-5)
+        walkers = walk.through(index, walkers, WholeTexts(scene.cache.layers, [12]))
+
+
+@torch.inference_mode()
+def test_tokens_that_are_left_keep_their_positions(scene):
+    tokens, walk = tokens_of(0, 12), PartialForward(scene.model)
+    walkers = walk.begin(torch.from_numpy(tokens).long(), torch.arange(100, 112))
+    kept = torch.tensor([1, 5, 11])
+    keys, _ = walk.look(0, walkers.only(kept))
+    torch.testing.assert_close(keys, walk.look(0, walkers)[0][kept], atol=1e-5, rtol=1e-5)
+
+
+def test_looking_leaves_the_model_as_it_was(scene):
+    walk = PartialForward(scene.model)
+    walk.begin(torch.arange(4), torch.arange(4))
+    assert not any(module._forward_pre_hooks for module in scene.model.modules())
+    assert len(scene.exact(tokens_of(0, 6))) == len(walk)
+
+
+def test_model_without_a_list_of_layers_is_refused():
+    with pytest.raises(BackendError, match="no list of layers"):
+        PartialForward(tiny_models.make_model("gpt2"))
+
+
+@pytest.fixture
+def one():
+    return BlendScene(tiny_models.make_model("llama"))
+
+
+def test_pairs_are_what_two_positions_agree_on(one):
+    walk, rotary = PartialForward(one.model), Rotary(one.model)
+    assert pairs_of_layers(walk, rotary, torch.device("cpu"), one.cache.layers) == (Pairs.HALVES,) * 3
+
+
+def test_keys_that_depend_on_the_position_otherwise_are_refused(one, monkeypatch):
+    walk, rotary = PartialForward(one.model), Rotary(one.model)
+    look = walk.look
+
+    def bent(index, walkers):
+        keys, values = look(index, walkers)
+        return keys + walkers.arguments["position_ids"][0][:, None, None], values
+
+    monkeypatch.setattr(walk, "look", bent)
+    with pytest.raises(BackendError, match="in a way that is not known here"):
+        pairs_of_layers(walk, rotary, torch.device("cpu"), one.cache.layers)
+
+
+def test_model_that_does_something_between_its_layers_is_refused(one):
+    one.model.base_model.layers[1].register_forward_pre_hook(
+        lambda _, args: (args[0] + 1.0,) if next(calls, False) else None
+    )
+    calls = iter([True])  # the whole forward comes first: only that one is changed
+    with pytest.raises(BackendError, match="do not give what the model gives"):
+        check_layers(one.model, PartialForward(one.model), one.cache.layers)
+
+
+def test_backend_that_was_not_given_a_way_to_blend_has_none(one):
+    assert one.cache.blender() is None
+    one.cache.make_blender = lambda cache: make_blender(one.model, cache)
+    assert one.cache.blender().token_bytes == one.blender.token_bytes
+
+
+def made(dtype, value_dim=6):
+    layers = tuple(
+        AttentionLayer(index=i, num_kv_heads=2, key_dim=8, value_dim=value_dim, window=0, dtype=dtype) for i in range(2)
+    )
+    cache = PagedKVCache(layers, num_blocks=8, block_size=4, device=torch.device("cpu"))
+    return cache, PackedTokens(layers, (Pairs.HALVES, Pairs.NONE), block_size=4)
+
+
+def angles(first, count):
+    turns = torch.arange(first, first + count)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001])
+    return Angles(turns.repeat(1, 2).cos(), turns.repeat(1, 2).sin())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_packed_comes_back_turned_as_it_was(dtype):
+    """Keys in float32, so that turning them back and forth costs no more than its rounding; values bit for bit."""
+    cache, packed = made(dtype)
+    for part in cache.parts:
+        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).to(dtype))
+    blocks = np.empty((3, cache.layout.block_bytes), np.uint8)
+    cache.read_blocks([5, 0, 3], blocks)
+    tokens = packed.pack(blocks, skip=3, num_tokens=7, angles=angles(40, 7))
+    assert tokens.shape == (7, packed.token_bytes)
+    slots = (torch.tensor([5, 0, 3])[:, None] * 4 + torch.arange(4)).flatten()[3:10]
+    for place, pairs in enumerate((Pairs.HALVES, Pairs.NONE)):
+        keys = rotate(packed.keys(tokens, place), angles(40, 7), pairs)
+        original = cache.keys[place].flatten(0, 1)[slots].float()
+        torch.testing.assert_close(keys, original, atol=1e-6, rtol=1e-6)
+        assert torch.equal(packed.values(tokens, place), cache.values[place].flatten(0, 1)[slots])
+
+
+def test_a_part_of_the_tokens_is_a_part_of_the_bytes():
+    cache, packed = made(torch.float32)
+    for part in cache.parts:
+        part.copy_(torch.randn(part.shape))
+    blocks = np.empty((2, cache.layout.block_bytes), np.uint8)
+    cache.read_blocks([1, 2], blocks)
+    whole = packed.pack(blocks, skip=0, num_tokens=8, angles=angles(0, 8))
+    assert (whole[3:6] == packed.pack(blocks, skip=3, num_tokens=3, angles=angles(3, 3))).all()
+
+
+def test_bytes_of_a_token_are_keys_in_float32_and_values_as_they_are():
+    _, packed = made(torch.bfloat16)
+    assert packed.token_bytes == 2 * 2 * 8 * 4 + 2 * 2 * 6 * 2
+
+
+SMALL = {name: value for name, value in tiny_models._COMMON.items() if name != "max_position_embeddings"}
+FAR = 91_234
+
+
+def model(config):
+    torch.manual_seed(1)
+    return hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def rope(kind, **more):
+    return {"rope_type": kind, "rope_theta": 10000.0, **more}
+
+
+ROPES = {
+    "default": rope("default"),
+    "linear": rope("linear", factor=4.0),
+    "llama3": rope(
+        "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    ),
+    "yarn": rope("yarn", factor=16.0, original_max_position_embeddings=8192),
+}
+
+
+def llama_of(kind):
+    return model(hf.LlamaConfig(**SMALL, max_position_embeddings=131072, rope_parameters=ROPES[kind]))
+
+
+@pytest.mark.parametrize("pairs", list(Pairs))
+def test_rotating_back_gives_the_key(pairs):
+    positions = torch.tensor([0, 5, FAR])
+    angles = positions[:, None] * torch.tensor([1.0, 0.3, 0.01])
+    two = (angles.repeat(1, 2) if pairs is Pairs.HALVES else angles.repeat_interleave(2, 1)).double()
+    turn = Angles(1.3 * two.cos(), 1.3 * two.sin())
+    keys = torch.randn(3, 2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(unrotate(rotate(keys, turn, pairs), turn, pairs), keys)
+    if pairs is not Pairs.NONE:
+        assert not torch.allclose(rotate(keys, turn, pairs)[1], keys[1])
+        torch.testing.assert_close(rotate(keys, turn, pairs)[..., 6:], keys[..., 6:]), "what is not turned stays"
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_key_moved_far_is_what_the_model_makes_there(kind):
+    """Up to 1e-5 of the largest, in float32, from position 7 to 91,234, for every rope whose angles depend on the position alone."""
+    scene = BlendScene(llama_of(kind))
+    tokens = tokens_of(0, 12)
+    near, far = scene.exact(tokens, position=7)[0][0], scene.exact(tokens, position=FAR)[0][0]
+    rotary = Rotary(scene.model)
+    plain = unrotate(near, rotary.angles(torch.arange(7, 19)), Pairs.HALVES)
+    moved = rotate(plain, rotary.angles(torch.arange(FAR, FAR + 12)), Pairs.HALVES)
+    assert float((moved - far).abs().max() / far.abs().max()) < 1e-5
+    assert float((near - far).abs().max() / far.abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["cohere", "glm", "smollm3"])
+def test_neighbours_parts_and_layers_without_positions_are_found(kind):
+    """Cohere turns neighbours, GLM the first half of neighbours, SmolLM3 has layers without positions."""
+    configs = {
+        "cohere": lambda: hf.CohereConfig(**SMALL, max_position_embeddings=256),
+        "glm": lambda: hf.GlmConfig(**SMALL, max_position_embeddings=256, partial_rotary_factor=0.5),
+        "smollm3": lambda: hf.SmolLM3Config(**SMALL, max_position_embeddings=256, no_rope_layers=[1, 0, 1]),
+    }
+    scene = BlendScene(model(configs[kind]()))
+    first = Pairs.HALVES if kind == "smollm3" else Pairs.NEIGHBOURS
+    assert scene.blender._pairs == (first, Pairs.NONE if kind == "smollm3" else first, first)
+    tokens, blocks = tokens_of(0, 24), [3, 1, 4, 0, 5, 9]
+    scene.blend(tokens, blocks, [(8, scene.packed(tokens[8:20], position=2))], ratio=0.0)
+    assert error(scene.held(blocks)[:1], scene.exact(tokens)[:1]) < 1e-5
+
+
+def test_ropes_that_change_with_the_length_are_refused():
+    config = hf.LlamaConfig(**SMALL, max_position_embeddings=256, rope_parameters=rope("dynamic", factor=2.0))
+    with pytest.raises(BackendError, match=r'rope_type "dynamic"'):
+        Rotary(model(config))
+
+
+def test_model_without_a_rotary_module_is_refused():
+    with pytest.raises(BackendError, match="no rotary module"):
+        Rotary(tiny_models.make_model("gpt2"))
