@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from support.backends import families, tiny_models
-from support.backends.decoder_scene import BLOCK_SIZE, CPU, Scene, fused_model, make_pass
+from support.backends.decoder_scene import BLOCK_SIZE, CPU, Scene, fused_model
 from support.backends.held_forms import FORMS
+from support.backends.passes import make_pass
 from trencadis.interfaces import GuessBatch, LayerGate
 from trencadis.records import TableWrites
 from trencadis_torch.attention import adapter
@@ -315,7 +316,7 @@ def test_a_pass_that_waits_at_layers_goes_module_by_module(monkeypatch):
         def wait(self, layer):
             waited.append(layer)
 
-    inputs = scene.runner.inputs(make_pass([0], [0], [7]))
+    inputs = scene.runner.inputs(make_pass(None, [0], [0], [7]))
     inputs = type(inputs)(
         token_ids=inputs.token_ids,
         positions=inputs.positions,
