@@ -9,7 +9,7 @@ import pytest
 
 from support.core.invariants import broken_invariants
 from trencadis.engine.sequences import Sequence
-from trencadis.errors import ConfigValueError, StepFailedError
+from trencadis.errors import ConfigValueError, RanksLostError, StepFailedError
 from trencadis.interfaces import BlockCopies, Observer, SchedulerView, SchedulingPolicy
 from trencadis.records import Batch, FinishReason, Request, SamplingParams, StepStats
 from trencadis_testing.engines import drain, make_engine
@@ -215,6 +215,38 @@ def test_swap_that_fails_with_the_next_batch_costs_a_recomputation_and_no_text()
         ends = drain(engine)
         assert executor.num_failed == engine.totals.num_failed_steps == 2
         assert all(ends[name].token_ids.tolist() == text_of(request(name)) for name in "abcd")
+
+
+class LosesHostMemory(FakeExecutor):
+    """Its ranks end once it is told so; others begin with empty memory."""
+
+    is_lost = False
+
+    def allocate(self, plan: Any) -> None:
+        self.plan = plan
+        super().allocate(plan)
+
+    def submit(self, batch: Batch) -> Any:
+        if self.is_lost:
+            raise RanksLostError("rank 0 is gone")
+        return super().submit(batch)
+
+    def restart(self) -> None:
+        self.is_lost = False
+        self.allocate(self.plan)
+
+
+def test_nobody_comes_back_from_the_host_memory_of_ranks_that_were_lost():
+    executor = LosesHostMemory()
+    engine = under_pressure(executor=executor, prefix_caching=False, async_scheduling=False)
+    step_until(engine, lambda: bool(swapped(engine)))
+    engine.step()
+    assert swapped(engine)
+    executor.is_lost = True
+    engine.step()
+    assert not swapped(engine)
+    ends = drain(engine)
+    assert all(ends[name].token_ids.tolist() == text_of(request(name)) for name in "abcd")
 
 
 def test_blocks_that_came_back_are_findable_again():

@@ -131,6 +131,16 @@ def test_options_left_out_are_those_of_the_configuration():
     assert change(engine, options={})["options"]["age_s"] == 3.0
 
 
+def test_a_new_shadow_is_told_of_every_live_request(monkeypatch):
+    engine = engine_of()
+    for name in "ab":
+        engine.add(request(name, (1, 2, 3)))
+    told = []
+    monkeypatch.setattr(Listener, "on_added", lambda self, *, slot, request: told.append((slot, request.request_id)))
+    change(engine, shadow="support.strategies.hostile_policies:Listener")
+    assert told == [(engine._state.slot_of[name], name) for name in "ab"]
+
+
 def test_a_change_of_the_shadow_keeps_the_policy_and_its_state():
     engine = engine_of()
     strategy = engine._policy.strategy
