@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+import trencadis_stages
 from trencadis.cli import main as run_main
 
 
@@ -46,6 +47,7 @@ def test_it_is_written_here_if_nothing_is_said(installed, tmp_path, monkeypatch,
     ],
 )
 def test_bad_input_is_refused_in_words(installed, tmp_path, monkeypatch, capsys, words, message):
+    installed(trencadis_stages)
     monkeypatch.chdir(tmp_path)
     assert run_main(["new-plugin", *words]) == 2
     assert message in capsys.readouterr().err
