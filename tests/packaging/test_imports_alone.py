@@ -29,7 +29,7 @@ for name in sys.argv[2:]:
     os.waitpid(child, 0)
 """
 """Imports each module in a process that has imported others' alone, and prints a line for each that fails."""
-OTHERS = "attrs cattrs fastapi msgspec numpy pluggy prometheus_client rich torch transformers zmq"
+OTHERS = "attrs cattrs fastapi msgspec numpy pluggy prometheus_client rich torch transformers"
 
 
 def sources() -> dict[str, str]:

@@ -80,7 +80,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.nightly  # parts of blocks between layouts: tests/testing/test_kv_ranks.py
-@pytest.mark.parametrize(("read", "written"), itertools.product(LAYOUTS, LAYOUTS))
+@pytest.mark.parametrize(("read", "written"), [*itertools.product(LAYOUTS, LAYOUTS)])
 def test_greedy_tokens_are_the_same_with_a_store_that_another_layout_filled(stores, read, written):
     path, expected = stores(written)
     found, num_cached = served(**on_disk(path, **{"kv_connector.filesystem.saves": False}), **LAYOUTS[read])

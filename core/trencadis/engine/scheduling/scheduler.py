@@ -116,10 +116,7 @@ class Scheduler(Restorable):
         if suspects:
             return self._plan_alone(suspects[0])
         if view.waiting.size and self._policy.preempts:
-            order = self.admission.cached_order.order(view).copy()
-            self._preempted = self.preemptor.preempt(view, order)
-            order = self.admission.ranked_by_age(view, order, first=self.preemptor.has_room)
-            view = self.views.view()
+            view, order = self._preempt_for_waiting(view)
         num_preempted_for = len(self._preempted)
         active = state.running
         if active is not self._running:
@@ -162,6 +159,13 @@ class Scheduler(Restorable):
             most = min(self._budget - used, split.decode - len(decodes))
             decodes, counts[0] = self._extend(view, decodes, most, proposal)
         return self._finish_plan(np.concatenate(slots), np.concatenate(counts), proposal)
+
+    def _preempt_for_waiting(self, view: SchedulerView) -> tuple[SchedulerView, Int32Array]:
+        """Preempt whom the policy names for a waiting sequence; returns the view after it, and the order of admission."""
+        order = self.admission.cached_order.order(view).copy()
+        self._preempted = self.preemptor.preempt(view, order)
+        order = self.admission.ranked_by_age(view, order, first=self.preemptor.has_room)
+        return self.views.view(), order
 
     # ---------------------------------------------------------------------------------------------- decodes
 
