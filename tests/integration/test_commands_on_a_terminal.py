@@ -86,6 +86,7 @@ def test_generate_shows_progress_that_goes_away_then_prompt_text_and_figures() -
     assert "INFO" in piped.stderr
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("placement", ["thread", "process"])
 def test_what_is_logged_while_text_is_streamed_comes_after_it(tmp_path: Path, placement: str) -> None:
     """What a library that is not Python's writes in the engine's process as well."""

@@ -229,6 +229,7 @@ async def ended(llm: AsyncLLM) -> str:
     return llm.failure
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_when_the_engine_dies_everybody_is_told_why_also_when_nothing_runs(is_busy: bool) -> None:
     async def use(llm: AsyncLLM) -> None:
@@ -279,6 +280,7 @@ def test_an_engine_that_hangs_is_killed() -> None:
     run(use, engine={"watchdog_s": 1.0}, backend=stopping)
 
 
+@pytest.mark.nightly
 def test_an_engine_that_is_stopped_while_it_rests_goes_on_if_it_is_let_go_in_time() -> None:
     async def use(llm: AsyncLLM) -> None:
         os.kill(child_of(llm), signal.SIGSTOP)

@@ -171,7 +171,7 @@ def test_help_is_said_the_second_time_without_importing_plugins(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.representatives(1)
-@pytest.mark.parametrize("placement", ["process", "thread"])
+@pytest.mark.parametrize("placement", ["thread", "process"])
 def test_generating_from_a_decoder_imports_no_compiler_and_no_symbols(placement: str, tmp_path: Path) -> None:
     arguments = [*GENERATE, "--engine.placement", placement, "--cache.models", "off"]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

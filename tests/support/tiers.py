@@ -42,7 +42,7 @@ class Tier:
 
 DEFAULT = Tier(marker="slow", every_nth_suite=12, share_of_examples=8, fewest_examples=5)
 """What `pytest` runs."""
-CI = Tier(marker="nightly", every_nth_suite=8, share_of_examples=4, fewest_examples=10)
+CI = Tier(marker="nightly", every_nth_suite=12, share_of_examples=5, fewest_examples=8)
 """What `.ci/run` runs."""
 
 _LONG_HISTORIES = "test_any_of_many_long_histories_keeps_the_invariants"

@@ -25,6 +25,7 @@ PADDED = {"backend.torch.layout": "padded"}
 NO_OVERLAP = {"engine.async_scheduling": False}
 GLOO = {"executor.processes.collective": "gloo"}
 SETUPS = {
+    "two": TWO,
     "two stages of two": {**STAGES, **TWO},
     "two stages": STAGES,
     "two stages, one step at a time": {**STAGES, **NO_OVERLAP},
@@ -46,7 +47,6 @@ SETUPS = {
     "one, padded": PADDED,
     "one, drafts with a rule": {**DRAFTS, "acceptance.name": "token"},
     "one, drawn drafts": DRAWN,
-    "two": TWO,
 }
 
 
@@ -66,8 +66,7 @@ def test_answers_are_those_of_one_process(expected, setup):
     assert not list(Path("/dev/shm").glob(f"trencadis-{os.getpid()}-*"))
 
 
-@pytest.mark.representatives(1)
-@pytest.mark.slow
+@pytest.mark.nightly  # of ranks alone by day: executor/processes/test_losses.py
 @pytest.mark.parametrize("divides", ["tensor", "pipeline"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

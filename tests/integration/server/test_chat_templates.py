@@ -25,6 +25,7 @@ TEMPLATE = (
 )
 
 
+@pytest.mark.nightly  # without a server by day: core/text/test_chat_template.py
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
 def test_chats_that_loop_are_400_with_the_deadline_all_else_is_served_and_a_signal_ends_it_all(tmp_path: Path) -> None:
     shutil.copytree(resolve_model_path("demo"), tmp_path / "model")

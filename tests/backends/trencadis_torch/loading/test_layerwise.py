@@ -178,9 +178,10 @@ def save_large(path: Path, dtype: str, **sizes: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("dtype", "options"),
-    [("float32", {}), ("bfloat16", {}), ("float32", {"quantization": "int8"}), ("bfloat16", {"quantization": "int4"})],
+    [("bfloat16", {"quantization": "int4"}), ("bfloat16", {}), ("float32", {"quantization": "int8"}), ("float32", {})],
 )
 def test_loading_takes_the_packed_weights_one_layer_and_300_mib_at_most(dtype, options, tmp_path):
     layer = save_large(tmp_path, dtype)
@@ -194,6 +195,7 @@ def test_loading_takes_the_packed_weights_one_layer_and_300_mib_at_most(dtype, o
 
 
 @pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("layout", [{"tensor": 2}, {"tensor": 1, "pipeline": 2}], ids=str)
 def test_a_rank_takes_its_packed_share_its_part_of_a_layer_and_300_mib_at_most(layout, tmp_path):
     layer = save_large(tmp_path, "float32", num_hidden_layers=16, tie_word_embeddings=False)
@@ -202,6 +204,7 @@ def test_a_rank_takes_its_packed_share_its_part_of_a_layer_and_300_mib_at_most(l
 
 
 @pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("expert", [1, 2])
 def test_a_rank_takes_its_experts_as_their_file_has_them(expert, tmp_path):
     from transformers import MixtralConfig, MixtralForCausalLM

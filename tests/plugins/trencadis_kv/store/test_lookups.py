@@ -85,6 +85,7 @@ def test_request_whose_local_hit_shrank_or_that_is_another_asks_again(house, oth
     assert one.find(**other) == 4
 
 
+@pytest.mark.nightly  # it waits for deadlines
 def test_store_that_does_not_answer_is_a_miss_at_the_deadline_also_of_a_question_that_changed(house):
     one = house(gated=True, lookup_timeout_s=0.25)
     assert one.find() is None

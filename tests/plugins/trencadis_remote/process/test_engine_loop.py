@@ -207,6 +207,7 @@ def test_a_loop_says_that_its_engine_is_stalled(serve: Callable[..., Served]) ->
     served.line.peer.stalled = "stalled: step 3 for 31 s in backend.forward"
     assert served.runner.stalled == "stalled: step 3 for 31 s in backend.forward"
     assert served.runner.is_alive, "it may go on"
+    served.line.peer.end()
 
 
 def test_an_end_that_no_loop_could_see_is_seen_by_who_asks(serve: Callable[..., Served]) -> None:

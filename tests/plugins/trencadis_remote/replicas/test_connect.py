@@ -63,7 +63,7 @@ def close() -> Iterator[Callable[[Frontend], None]]:
         frontend.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_caller_that_steps_itself_loses_nothing_and_leaves_no_process(close: Callable[[Frontend], None]) -> None:
     frontend = open_frontend(*house())
     close(frontend)

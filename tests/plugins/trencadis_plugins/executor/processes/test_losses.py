@@ -89,6 +89,7 @@ def test_copies_and_the_rest_of_a_warm_up_leave_it_to_the_next_batch_to_say_that
     started.close_connector()
 
 
+@pytest.mark.nightly
 def test_ranks_that_are_lost_too_often_are_not_started_again():
     made = executor(1, max_restarts=1)
     made.start(make_backend=make_backend, make_sampler=make_sampler, source=SOURCE)
@@ -104,6 +105,7 @@ def test_ranks_that_are_lost_too_often_are_not_started_again():
     made.close()
 
 
+@pytest.mark.nightly
 def test_ranks_that_are_lost_while_they_are_started_again_are_started_once_more(tmp_path):
     mark = tmp_path / "deadly"
     made = executor(1, max_restarts=2)
@@ -119,6 +121,7 @@ def test_ranks_that_are_lost_while_they_are_started_again_are_started_once_more(
     made.close()
 
 
+@pytest.mark.nightly
 def test_restarts_are_forgotten_after_their_window():
     clock = SimulatedClock()
     made = ProcessesExecutor(
@@ -168,6 +171,7 @@ def test_a_rank_that_is_silent_is_named_with_its_stack_in_the_log(capfd):
     assert "in submit" in capfd.readouterr().err
 
 
+@pytest.mark.nightly
 def test_ranks_end_with_the_process_of_their_executor():
     code = (
         "import os, signal, sys\n"

@@ -100,6 +100,7 @@ def test_nothing_is_left_of_an_executor_that_was_killed(stopped):
     eventually(lambda: not any(map(runs, pids)))
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("preload", "said"), [(fail, "no such library"), (leave_a_thread, "left threads")])
 def test_where_that_process_cannot_be_had_ranks_start_without_it(capfd, caplog, preload, said):
     made = start(executor(preload=preload))
