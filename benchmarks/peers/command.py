@@ -53,7 +53,7 @@ NOT_TOLD = ("cache", "json", "table", "beside", "render", "pip_option", "prepare
 RESULTS = BENCHMARKS / "results"
 PAGES = {"": ("peers.json", "RESULTS.md"), "avx2": ("peers_avx2.json", "AVX2.md")}
 """By mask, the names of records and page."""
-OTHER_MACHINES = ("peers_xeon.json", "peers_xeon_avx2.json")
+OTHER_MACHINES = ("peers_zen5.json", "peers_xeon.json", "peers_xeon_avx2.json")
 """Records that were made elsewhere."""
 COMMAND_STARTS = 3
 
