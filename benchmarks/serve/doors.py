@@ -43,7 +43,7 @@ class Offline:
 
     def __init__(self, model: str, placement: str = "thread") -> None:
         self.llm = LLM(model, engine={"placement": placement}, observer={"names": ()})
-        self.pid = self.llm._frontend.engine._link._peer.pid if placement == "process" else 0  # type: ignore[attr-defined]
+        self.pid = self.llm._frontend.engine._transport._peer.pid if placement == "process" else 0  # type: ignore[attr-defined]
 
     def run(self, prompts: list[str], params: SamplingParams) -> int:
         outputs = self.llm.generate(prompts, params, use_progress=False)
@@ -76,7 +76,7 @@ class Online:
         self.llm = AsyncLLM(model, engine={"placement": placement}, observer={"names": ()})
         self.pid = 0
         if placement == "process":
-            self.pid = self.llm._runner.frontend.engine._link._peer.pid  # type: ignore[attr-defined]
+            self.pid = self.llm._runner.frontend.engine._transport._peer.pid  # type: ignore[attr-defined]
 
     def run(self, prompts: list[str], params: SamplingParams) -> int:
         return self.loop.run_until_complete(self._all(prompts, params))
