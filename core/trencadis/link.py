@@ -3,7 +3,7 @@
     length (4 bytes)   message
 
 The kernel wakes the reader and reports the end of the other process at once; nothing spins, and nothing is left of a process that was
-killed. Sending never waits: what does not fit into the socket waits in this process for the next :meth:`Link.flush`.
+killed. Sending never waits: bytes that do not fit into the socket are kept in this process until the next :meth:`Link.flush`.
 """
 
 from __future__ import annotations

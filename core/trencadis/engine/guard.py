@@ -6,7 +6,7 @@ The guard of a component is made from its contract: one function for each method
 A component that raises or breaks a law in a step is quarantined: the configured fallback takes its place, loudly and for
 good. Without a fallback the step fails, and the error names the component. One that is too slow is quarantined as well, once its
 answer is used, but only for a while: then it is made anew and tried again. Without a fallback it is only warned about. A component
-without which steps go on is contained instead: what it raises brings nothing.
+without which steps go on is contained instead: where it raises, its part is left out of the step.
 """
 
 from __future__ import annotations

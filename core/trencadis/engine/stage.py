@@ -565,7 +565,7 @@ class Stage:
 
     @tell
     def hear(self, notice: Obstacle | SchedulingChanged) -> None:
-        """Called with each notice: what happens to the engine at no moment of a step."""
+        """Called with each event outside the steps, such as lost ranks or a change of the scheduling policy."""
 
     @tell_always
     def inspect(self) -> Any:

@@ -57,7 +57,7 @@ NOT_SUBMITTED = _NotSubmitted()
 
 @attrs.frozen(eq=False)
 class Proposal:
-    """Tokens that a plan is to verify, as far as there is room: what may follow the known tokens of some running sequences.
+    """Tokens guessed to follow the known ones of some running sequences; a plan verifies as many as budgets and blocks allow.
 
     Attributes:
         slots: Slots of the sequences, int32 ``[n]``.

@@ -67,9 +67,8 @@ class Speculation(Stage):
         self._start_s = 0.0
         self._num_rests = 0
         self._rests = False
-        self._standing: tuple[bytes, Int32Array] | None = (
-            None  # residencies of sequences and their lengths; None: no drafts
-        )
+        # Epochs of the sequences and their lengths, while the draft length rests; None: no drafts.
+        self._standing: tuple[bytes, Int32Array] | None = None
         self._told = (-1, 0.0)  # the last step that was verified, and when
         self._shapes: dict[int, tuple[int, int]] = {}
         self._pads = makings.executor.capabilities.layout == "padded"

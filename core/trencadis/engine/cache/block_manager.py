@@ -251,7 +251,7 @@ class BlockManager:
         return len(cached)
 
     def exchange(self, sources: Int32Array, targets: Int32Array) -> None:
-        """Exchange the ids of blocks: what is known of each source is now known of its target, and the other way round.
+        """Exchange the ids of blocks: hash, references and eviction record of each source go to its target, and back.
 
         Args:
             sources: Used blocks, int32 ``[n]``, none twice.

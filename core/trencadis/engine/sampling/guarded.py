@@ -1,4 +1,4 @@
-"""Sampler, guarded: what it returns is checked, and what it raises ends no more than it must.
+"""Guard of the sampler: its answers are checked, and an exception ends only the requests whose rows cause it.
 
 It lives with the backend, on its thread. Core imports no tensor library: what is used here are methods of the tensors it is handed.
 """
